@@ -19,6 +19,7 @@ from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Message
 from homing.core.ports.stores import SeenWorker
+from homing.core.routing.breaker import Breaker
 from homing.core.statistics import Tally
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
@@ -28,7 +29,7 @@ from homing.stores.common.codec import (
     StoredRow,
 )
 from homing.stores.common.row_columns import ROW_FIELDS
-from homing.stores.sqlite import reads, workers
+from homing.stores.sqlite import reads, reference_data, workers
 from homing.stores.sqlite.accept import known_requests
 from homing.stores.sqlite.connection import connect_in_memory
 from homing.stores.sqlite.memory_database import MemoryDatabase
@@ -288,6 +289,10 @@ class SimulatedDatabase(MemoryDatabase):
     def tallies(self, tenant: str) -> tuple[Tally, ...]:
         """Returns the counts that statistics show, including those of purged rows."""
         return reads.tallies(SqliteTransaction(self._reader, 0), tenant)
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Returns the stored breakers, by provider."""
+        return reference_data.breakers(SqliteTransaction(self._reader, 0))
 
     def workers(self) -> tuple[SeenWorker, ...]:
         """Returns the workers that have sent heartbeats."""

@@ -6,7 +6,8 @@
 4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
 5. An attempt is counted before it is sent, and it is sent while its lease is valid.
 6. There are no more attempts than the policy allows.
-7. Nothing is sent after a final status, unless a command or receipt reopened it.
+7. Nothing is sent after a final status, unless a command or receipt reopened it. A failed push is not retried
+   if its device is inactive by then.
 8. Nothing is sent before it is due, or in quiet hours.
 9. Failover and breakers follow their rules.
 10. All attempts send the same message. The idempotency key changes after a reported failure, and only then.
@@ -29,7 +30,7 @@
     unless a provider may have taken it.
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
     ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
-    notices the loss reports once what it had acknowledged and is gone, and nothing else.
+    notices the loss reports once, in one report, what it had acknowledged and is gone, and nothing else.
 27. A send ends within `store_timeout_ms`, however long the store takes.
 """
 
@@ -85,9 +86,9 @@ class InvariantChecker:
         self, state: SimulationState, routes: dict[Channel, tuple[str, ...]], database: SimulatedDatabase
     ) -> None:
         self.state = state
-        self.directory = DirectoryChecker()
+        self.directory = DirectoryChecker(state)
         self.breakers = BreakerChecker(state)
-        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid)
+        self.policies = PolicyChecker(state, routes, self.breakers.may_avoid, self.directory)
         self.sends = SendChecker(state, self.policies)
         self.pace = RateLimitChecker(state)
         self.shares = ShareChecker(state)

@@ -15,7 +15,7 @@ from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, S
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
-from homing.core.ports.stores import AcceptedEntry, Entry, InboxEntry
+from homing.core.ports.stores import AcceptedEntry, Entry, InboxAcceptance, InboxEntry, RetryRule
 from homing.core.routing.breaker import Breaker
 from homing.testing.store_interception import intercept_operations
 from simulation.checkers.store import CheckedStore
@@ -199,15 +199,19 @@ class FaultyInboxStore(FaultyStore):
 
         return await self._intercept("take_inbox", take)
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+    async def count_inbox(self, tenant: str | None) -> int:
+        """Returns the number of entries, all of which belong to one tenant."""
+        return self._inbox.waiting
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
         """Accepts the entries that still exist, and removes them with the commit."""
 
-        async def accept() -> int:
+        async def accept() -> InboxAcceptance:
             kept = self._inbox.submissions(batch)
             if kept:
                 await CheckedStore.accept(self, kept)
             self._inbox.remove([one.entry for one in batch])
-            return len(kept)
+            return InboxAcceptance(len(kept))
 
         return await self._intercept("accept_inbox", accept)
 
@@ -219,5 +223,5 @@ class FaultyInboxStore(FaultyStore):
         """Removes entries."""
         self._inbox.remove(entries)
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
         """Does nothing: there are no SQL functions."""

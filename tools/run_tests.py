@@ -7,6 +7,7 @@ comes last. The exit code is 0 if everything passed and 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -17,10 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-COVERED = "src/homing/core/*,src/homing/engine/*"
-MEASURED_SUITES = ("unit", "component")
-"""The suites whose combined coverage of `COVERED` is judged."""
-COVERAGE_PERCENT = 95
 NO_TESTS = 5
 """pytest's exit code if no test was selected."""
 TOO_LOW = 2
@@ -38,17 +35,60 @@ class Suite:
     name: str
     about: str
     usually: str
+    waits: bool = False
+    """True if its tests wait for servers, programs and timeouts for about half of their time."""
 
 
 SUITES = (
     Suite("unit", "single modules and classes, without an engine or a socket", "about 1 minute"),
-    Suite("component", "a whole engine, or one part over real sockets, in one process", "about 4 minutes"),
+    Suite(
+        "component", "a whole engine, or one part over real sockets, in one process", "about 3 minutes", True
+    ),
     Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
-    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
-    Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
+    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes", True),
+    Suite(
+        "acceptance",
+        "whole programs: the command line, the service, kill -9, outages",
+        "about 2 minutes",
+        True,
+    ),
     Suite("upgrade", "an older build from the history shares a store with this one", "about 20 seconds"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
 )
+
+
+@dataclass(frozen=True)
+class CoverageGoal:
+    """The branch coverage that some suites must reach together. It is judged after the last of them."""
+
+    about: str
+    included: str
+    """The files, for `coverage report`."""
+    percent: int
+    suites: tuple[str, ...]
+    lists_lines: bool = False
+    """True if the lines that no test runs are printed. Otherwise only the percentage is."""
+
+
+GOALS = (
+    CoverageGoal(
+        "core and engine",
+        "src/homing/core/*,src/homing/engine/*",
+        95,
+        ("unit", "component"),
+        lists_lines=True,
+    ),
+    CoverageGoal("the whole package", "src/homing/*", 85, ("unit", "component", "conformance", "acceptance")),
+)
+MEASURED_MODULES = {
+    "unit": ("homing",),
+    "component": ("homing",),
+    "conformance": ("homing.providers", "homing.stores", "homing.testing"),
+}
+"""The modules that a suite measures. The suite conformance runs the rest of the package for a long time, but
+runs less of it than the others do, and measuring takes time."""
+COMMANDS_SUITE = "acceptance"
+"""The suite that runs commands as processes of their own. Only these are measured (`support.cli_driver`)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +111,7 @@ class Interrupted(Exception):
 def main() -> int:
     options = _options()
     chosen = [suite for suite in SUITES if suite.name in (options.suites or [one.name for one in SUITES])]
-    measured = [suite for suite in chosen if suite.name in MEASURED_SUITES]
+    measured = [suite.name for suite in chosen if suite.name in {*MEASURED_MODULES, COMMANDS_SUITE}]
     results: list[Result] = []
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -80,10 +120,13 @@ def main() -> int:
             _print(
                 f"=== suite {number} of {len(chosen)}: {suite.name} ({suite.about}); usually {suite.usually}"
             )
-            is_first_measured, is_last_measured = suite in measured[:1], suite in measured[-1:]
+            is_first_measured = suite.name in measured[:1]
             results.append(_run(suite, options.jobs, options.pytest, append_coverage=not is_first_measured))
-            if is_last_measured:
-                results.append(_coverage(_reason_not_to_judge(measured, options.pytest)))
+            results += [
+                _coverage(goal, _reason_not_to_judge(goal, measured, options.pytest))
+                for goal in GOALS
+                if suite.name in [name for name in measured if name in goal.suites][-1:]
+            ]
     except Interrupted:
         results.append(Result("(the rest)", problem="interrupted"))
     _summarize(results)
@@ -107,12 +150,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def _reason_not_to_judge(measured: list[Suite], arguments: list[str]) -> str:
+def _reason_not_to_judge(goal: CoverageGoal, measured: list[str], arguments: list[str]) -> str:
     """Returns why the measured coverage is incomplete, or an empty string if it can be judged."""
-    if len(measured) < len(MEASURED_SUITES):
-        return f"not judged, as that needs the suites {' and '.join(MEASURED_SUITES)}"
+    if not set(goal.suites) <= set(measured):
+        return f"{goal.about}: not judged, as that needs the suites {', '.join(goal.suites)}"
     if any(argument.startswith(SELECTING) for argument in arguments):
-        return "not judged, as only some tests were selected"
+        return f"{goal.about}: not judged, as only some tests were selected"
     return ""
 
 
@@ -120,14 +163,26 @@ def _run(suite: Suite, jobs: str, arguments: list[str], *, append_coverage: bool
     """Runs one suite. pytest prints to the terminal and writes its counts to a JUnit file."""
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder, "counts.xml")
-        command = [sys.executable, "-m", "pytest", "-n", jobs, "--dist", "worksteal", f"--junitxml={counts}"]
-        command += [f"tests/{suite.name}", *arguments]
-        if suite.name in MEASURED_SUITES:
-            command += ["--cov=homing.core", "--cov=homing.engine", "--cov-report="]
+        processes = _processes() if jobs == "auto" and suite.waits else jobs
+        command = [sys.executable, "-m", "pytest", "-n", processes, "--dist", "worksteal"]
+        command += [f"--junitxml={counts}", f"tests/{suite.name}", *arguments]
+        if suite.name in MEASURED_MODULES:
+            modules = MEASURED_MODULES[suite.name]
+            command += [*(f"--cov={module}" for module in modules), "--cov-report="]
             command += ["--cov-append"] if append_coverage else []
         began = time.monotonic()
-        code = _call(command)
+        if suite.name == COMMANDS_SUITE and append_coverage:
+            code = _call(command, COVERAGE_OF_COMMANDS=str(Path(".coverage").resolve()))
+            _call([sys.executable, "-m", "coverage", "combine", "--append", "--quiet"])
+        else:
+            code = _call(command)
         return _result(suite.name, code, counts, time.monotonic() - began)
+
+
+def _processes() -> str:
+    """Returns the number of processes of a suite that waits: half as many again as there are cores."""
+    cores = os.cpu_count() or 1
+    return str(cores + cores // 2)
 
 
 def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
@@ -150,24 +205,30 @@ def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
     return Result(name, passed, failed, skipped, seconds, problem, note)
 
 
-def _coverage(reason_not_to_judge: str) -> Result:
-    """Prints the branch coverage of core and engine. The result fails if the coverage is too low.
+def _coverage(goal: CoverageGoal, reason_not_to_judge: str) -> Result:
+    """Prints the branch coverage in percent. The result fails if the coverage is too low.
 
     If there is a reason not to judge the coverage, the result only states the reason.
     """
     if reason_not_to_judge:
         return Result("coverage", note=reason_not_to_judge)
     began = time.monotonic()
-    report = ["report", f"--include={COVERED}", f"--fail-under={COVERAGE_PERCENT}"]
+    _print(f"=== coverage of {goal.about} by the suites {', '.join(goal.suites)}, in percent:")
+    report = ["report", f"--include={goal.included}", f"--fail-under={goal.percent}"]
+    report += [] if goal.lists_lines else ["--format=total"]
     code = _call([sys.executable, "-m", "coverage", *report])
-    problem = f"below {COVERAGE_PERCENT} %" if code == TOO_LOW else f"exit code {code}" if code else ""
-    note = f"at least {COVERAGE_PERCENT} %"
+    missed = f"{goal.about}: below {goal.percent} %; make coverage lists the lines"
+    problem = missed if code == TOO_LOW else f"exit code {code}" if code else ""
+    note = f"{goal.about}: at least {goal.percent} %"
     return Result("coverage", seconds=time.monotonic() - began, problem=problem, note=note)
 
 
-def _call(command: list[str]) -> int:
-    """Runs a command and returns its exit code. If this script is interrupted, the command ends first."""
-    process = subprocess.Popen(command)  # noqa: S603 (our own command)
+def _call(command: list[str], **variables: str) -> int:
+    """Runs a command with these environment variables and returns its exit code.
+
+    If this script is interrupted, the command ends first.
+    """
+    process = subprocess.Popen(command, env={**os.environ, **variables})  # noqa: S603 (our own command)
     try:
         return process.wait()
     except Interrupted as interrupted:
@@ -193,7 +254,7 @@ def _summarize(results: list[Result]) -> None:
     passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
     skipped, seconds = sum(one.skipped for one in results), sum(one.seconds for one in results)
     print(f"{'total':<12} {passed:>7} {failed:>7} {skipped:>8} {seconds:>8.0f}")
-    wrong = [one.name for one in results if one.problem]
+    wrong = dict.fromkeys(one.name for one in results if one.problem)
     _print(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
 
 

@@ -25,6 +25,7 @@ from homing.core.retry.policy import (
 )
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.failover import RouteStep, Spent, first_step
+from simulation.checkers.shared_state import DirectoryChecker
 from simulation.shadow_state import BounceRules, ProviderCall, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
@@ -105,10 +106,12 @@ class PolicyChecker:
         state: SimulationState,
         routes: dict[Channel, tuple[str, ...]],
         stopped: Callable[[str, str, ShadowState], bool],
+        directory: DirectoryChecker,
     ) -> None:
         self._state = state
         self._routes = routes
         self._stopped = stopped
+        self._directory = directory
         self._configured = {rule.name: rule for rule in state.plan.rules}
         self._made: dict[tuple[tuple[str, int, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
@@ -154,19 +157,19 @@ class PolicyChecker:
         else:
             self._state.violate(*problems[0], shadow.id)
         if settlement.status is Status.RETRYING:
-            call = shadow.calls.get(shadow.attempts)
+            kind = settlement.attempt.outcome
             policies = list(self.in_force(process, shadow, shadow.leased_ms))
             shortest = min(delay_bounds_ms(p, shadow.counted, shadow.last_delay_ms)[0] for p in policies)
-            asked_ms = self._state.ms + min(_retry_after(shadow), _DAY_MS)
+            asked_ms = self._state.ms + min(_retry_after(shadow, kind), _DAY_MS)
             backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
             if (before := shadow.left_alone.get(here)) is not None:
                 asked_ms = max(before.asked_ms, asked_ms)
                 backoff_ms = max(before.ends_ms(policies), backoff_ms)
             shadow.left_alone[here] = ProviderWait(asked_ms, backoff_ms, tuple(policies))
-            if call is not None and not shadow.reclaimed and _is_unlisted(call):
+            call = _known_answer(shadow, kind)
+            if call is not None and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)
-            kind = settlement.attempt.outcome
             shadow.failures_here += any(_fails(policy, kind) for policy in policies)
 
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
@@ -227,8 +230,8 @@ class PolicyChecker:
             return
         if call is None or not call.over:
             self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
-        if kind is OutcomeKind.AMBIGUOUS and call.over_ms >= call.due_ms:
-            return  # the result came at or after the deadline, so it is ignored
+        if _is_late(call, kind):
+            return
         if call.kind is not kind and _is_unlisted(call):
             text = f"an unlisted error of {call.provider} is recorded as {kind}, not {call.kind}"
             self._state.violate("9", text, shadow.id)
@@ -254,17 +257,46 @@ class PolicyChecker:
             return None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` became {status}")
         exhausted = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
         free = status is Status.RETRYING and settlement.free_move
+        if status is Status.SKIPPED:
+            return self._skip_problem(shadow)
+        if status is Status.RETRYING and self._must_skip(shadow):
+            return ("7", f"a retry is scheduled, although {self._directory.skip_reason(shadow)}")
         if shadow.counted >= allowed_attempts(policy, shadow) and not free:
             if status is Status.EXPIRED and self._may_move_at_once(policy, shadow, kind):
-                return self._expiry_problem(policy, shadow, waits=False)
+                return self._expiry_problem(policy, shadow, kind, waits=False)
             if not exhausted:
                 return ("6", f"attempt {shadow.counted} was the last, but it is {status}")
             return self._missed_move(process, policy, shadow, kind)
         if status is Status.EXPIRED:
-            return self._expiry_problem(policy, shadow)
+            return self._expiry_problem(policy, shadow, kind)
         if status is not Status.RETRYING:
             return ("6", f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}")
         return self._retry_problem(process, policy, shadow, settlement, row)
+
+    def _skip_problem(self, shadow: ShadowState) -> Problem | None:
+        """Checks that a failed push is not retried only because of its device or recipient."""
+        call = shadow.calls.get(shadow.attempts)
+        since_ms = shadow.leased_ms if call is None or shadow.reclaimed else call.over_ms
+        if shadow.channel is not Channel.PUSH:
+            return ("7", f"a failed attempt over {shadow.channel} was skipped, which has no device")
+        if not self._directory.skip_reason(shadow) and self._directory.unchanged_since(
+            shadow.tenant, since_ms
+        ):
+            return ("7", "a failed push was skipped, although its device was active")
+        return None
+
+    def _must_skip(self, shadow: ShadowState) -> bool:
+        """Returns True if the process must have read, after the attempt, that the device is inactive.
+
+        If the store may fail or be slow, the process may not have been able to read it.
+        """
+        call, faults = shadow.calls.get(shadow.attempts), self._state.plan.fault_plan
+        if shadow.channel is not Channel.PUSH or call is None or shadow.reclaimed or not call.over:
+            return False
+        may_fail = faults.error_per_call or faults.statement_error_per_call or faults.away_every_ms
+        may_be_late = faults.slow_per_call or faults.pause_every_ms or faults.jump_every_ms
+        known = self._directory.unchanged_since(shadow.tenant, call.over_ms)
+        return bool(known and not may_fail and not may_be_late and self._directory.skip_reason(shadow))
 
     def _may_move_at_once(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> bool:
         """Returns True if the failure may lead to a move at once, which does not count as an attempt."""
@@ -366,12 +398,12 @@ class PolicyChecker:
         return None
 
     def _expiry_problem(
-        self, policy: RetryPolicy, shadow: ShadowState, *, waits: bool = True
+        self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind, *, waits: bool = True
     ) -> Problem | None:
         """Checks that a notification expired because its next attempt, which may be a move, was too late."""
         _, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
         longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
-        asked = min(_retry_after(shadow), _DAY_MS)
+        asked = min(_retry_after(shadow, kind), _DAY_MS)
         if not waits:
             longest = asked = 0
         left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
@@ -385,11 +417,11 @@ class PolicyChecker:
         assert settlement.attempt is not None, "checked by the caller"
         kind, here = settlement.attempt.outcome, settlement.attempt.provider
         shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
-        asked = min(_retry_after(shadow), _DAY_MS)
+        asked = min(_retry_after(shadow, kind), _DAY_MS)
         spent, to = settlement.spent, settlement.provider
         if spent is None:
             return ("9", "a retry does not say what is spent")
-        held = asked == 0 or to == here or row.holds.get(here, 0) >= self._state.now + asked
+        held = asked == 0 or row.holds.get(here, 0) >= self._state.now + asked
         if not held and row.status is Status.RETRYING:
             return ("8", f"{here} asked for a wait of {asked} ms, but has no such hold")
         pressed = self._is_pressed(shadow, max(longest, asked + longest - shortest))
@@ -450,8 +482,8 @@ class PolicyChecker:
         assert settlement.attempt is not None, "checked by the caller"
         assert settlement.spent is not None, "checked by the caller"
         to, here, spent = settlement.provider, settlement.attempt.provider, dict(settlement.spent)
-        call = shadow.calls.get(shadow.attempts)
-        unlisted = call is not None and not shadow.reclaimed and _is_unlisted(call)
+        call = _known_answer(shadow, settlement.attempt.outcome)
+        unlisted = call is not None and _is_unlisted(call)
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
             return ("9", "failed over, although it has only one provider")
         if to in shadow.spent:
@@ -482,7 +514,8 @@ class PolicyChecker:
             return
         shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
         capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, shadow.counted)
-        if capped and longest - shortest >= 50 and not _retry_after(shadow) and settlement.delay_ms:
+        asked = settlement.attempt is not None and _retry_after(shadow, settlement.attempt.outcome)
+        if capped and longest - shortest >= 50 and not asked and settlement.delay_ms:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
     def _lag_ms(self) -> int:
@@ -521,9 +554,23 @@ def _is_unlisted(call: ProviderCall) -> bool:
     return said is not None and said.unlisted and said.kind is OutcomeKind.BAD_CONTENT
 
 
-def _retry_after(shadow: ShadowState) -> int:
-    """Returns the wait that the provider asked for, or 0 if its response was lost with the process."""
+def _is_late(call: ProviderCall, kind: OutcomeKind) -> bool:
+    """Returns True if the attempt was recorded as ambiguous, because the answer came after the deadline."""
+    return kind is OutcomeKind.AMBIGUOUS and call.over_ms >= call.due_ms
+
+
+def _known_answer(shadow: ShadowState, kind: OutcomeKind) -> ProviderCall | None:
+    """Returns the call of an attempt that was recorded with this outcome, if its answer was not ignored.
+
+    Returns None if the answer was lost with the process or came too late.
+    """
     call = shadow.calls.get(shadow.attempts)
-    if shadow.reclaimed or call is None or call.outcome is None:
-        return 0
-    return call.outcome.retry_after_ms or 0
+    if shadow.reclaimed or call is None or _is_late(call, kind):
+        return None
+    return call
+
+
+def _retry_after(shadow: ShadowState, kind: OutcomeKind) -> int:
+    """Returns the wait that the provider asked for in an answer that counts, or else 0."""
+    call = _known_answer(shadow, kind)
+    return 0 if call is None or call.outcome is None else call.outcome.retry_after_ms or 0

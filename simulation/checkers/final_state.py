@@ -11,12 +11,16 @@ from random import Random
 from homing.core.lifecycle.receipt_decision import attempt_of
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.notifications import Status
+from homing.core.routing.breaker import Phase
 from simulation.checkers.receipts import ReceiptTrial
 from simulation.database import SimulatedDatabase
 from simulation.shadow_state import ShadowState, SimulationState
 
 GRACE_MS = 240_000
-"""Longest time that a row may stay overdue once there are no more faults. Rate limits extend it."""
+"""Longest time that a row may stay overdue once there are no more faults. Rates and breakers extend it."""
+
+_TRIAL_MS = 40_000
+"""Time between the trials of a provider that is slower than the timeouts. Each row waits for its turn."""
 
 _MAX_CHANGES = 60
 
@@ -29,7 +33,9 @@ def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
         return
     rates = [provider.rate.per_second for provider in state.plan.providers if provider.rate is not None]
     live = database.live()
-    patience_ms = GRACE_MS + (int(1000 * max(state.quiet_backlog, len(live)) / min(rates)) if rates else 0)
+    tried = {provider for provider, one in database.breakers().items() if one.phase is not Phase.CLOSED}
+    backlog = max(state.quiet_backlog, len(live))
+    patience_ms = GRACE_MS + (int(1000 * backlog / min(rates)) if rates else 0)
     for row in live:
         shadow = state.shadows[row.id]
         due_at = row.due_at if row.due_at is not None else row.lease_until
@@ -39,7 +45,7 @@ def check_progress(state: SimulationState, database: SimulatedDatabase) -> None:
             state.ms - state.quiet_since_ms,
             state.ms - state.accepted_ms,  # it may be due only since processes believe a jump
         )
-        if late_ms > patience_ms:
+        if late_ms > patience_ms + (_TRIAL_MS * backlog if row.provider in tried else 0):
             state.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)
         if shadow.quiet_changes > _MAX_CHANGES:
             state.violate("14", f"{row.status}, and not final after {shadow.quiet_changes} changes", row.id)

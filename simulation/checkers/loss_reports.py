@@ -56,16 +56,27 @@ class LossReportChecker:
             reported.update(ids)
             if event.payload["lost"] > _MAX_IDS:
                 self._shortened.add(process)
+            if process not in self._shortened:
+                self._check_whole(process, ids)
+
+    def _check_whole(self, process: str, ids: Sequence[str]) -> None:
+        """Checks that a report has everything that the same losses took from the process."""
+        if self._may_purge_remembered():
+            return
+        losses = {self._lost_ms[id] for id in ids if id in self._lost_ms}
+        for id, acknowledged_ms in self._acknowledged[process].items():
+            lost_ms = self._lost_ms.get(id, -1)
+            remembered = acknowledged_ms < lost_ms < acknowledged_ms + _REMEMBERED_MS
+            if lost_ms in losses and remembered and id not in self._reported[process]:
+                self._state.violate("26", f"{process} left it out of its report of the same loss", id)
 
     def check_complete(self, workers: Mapping[str, int], stored: Mapping[str, object]) -> None:
         """Checks that these workers have reported what they know to be lost.
 
         `workers` says since when each has run without a pause. `stored` has the notifications that exist.
         """
-        plan, now_ms = self._state.plan, self._state.ms
-        kept = plan.retention
-        shortest_ms = min(kept.delivered_ms, kept.sent_ms, kept.others_ms)
-        if not plan.fault_plan.lost_commits_are_noticed or shortest_ms < _REMEMBERED_MS:
+        now_ms = self._state.ms
+        if not self._state.plan.fault_plan.lost_commits_are_noticed or self._may_purge_remembered():
             return
         for process, since_ms in workers.items():
             missing = self._acknowledged.get(process, {}).keys() - self._reported.get(process, set())
@@ -75,3 +86,8 @@ class LossReportChecker:
                 remembered = acknowledged_ms < lost_ms and now_ms - acknowledged_ms < _REMEMBERED_MS
                 if has_time and remembered and process not in self._shortened:
                     self._state.violate("26", f"{process} has not reported that it is lost", id)
+
+    def _may_purge_remembered(self) -> bool:
+        """Returns True if a notification may be purged while a process remembers its id."""
+        kept = self._state.plan.retention
+        return min(kept.delivered_ms, kept.sent_ms, kept.others_ms) < _REMEMBERED_MS

@@ -54,6 +54,7 @@ _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
     "acknowledge": {s: (s,) for s in (S.FAILED, S.EXPIRED, S.SKIPPED)},
     "reschedule": {s: (s,) for s in WAITING},
     "resolve": {S.IN_DOUBT: (S.SENT, S.FAILED)},
+    "fail": dict.fromkeys((*WAITING, S.IN_DOUBT), (S.FAILED,)),
 }
 
 

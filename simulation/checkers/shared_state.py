@@ -47,6 +47,9 @@ class BreakerChecker:
         counts, whatever its version."""
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
+        self._reset_ms: dict[tuple[str, str], int] = {}
+        """(process, provider) → time at which a breaker that the process had opened was closed again. A
+        decision from before that time may be written later."""
         self._unsure: set[tuple[str, str]] = set()
         """(process, provider) pairs with a send during which the process was paused. Whether its result
         counts depends on the length of the pause: after the timeout, the process does not look at it."""
@@ -125,7 +128,7 @@ class BreakerChecker:
             # An open breaker stays open whatever the result of an older send: only a trial closes it.
             _, newest = next(self._views(key, 0))
             if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
-                self._tripped_ms.pop(key, None)
+                self._forget_trip(key)
             self._faults.pop(key, None)
             self._worked_ms[key] = self._state.ms
 
@@ -154,7 +157,8 @@ class BreakerChecker:
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
-        return shut or key in self._tripped_ms or key in self._unsure
+        reset = self._reset_ms.get(key, -1) >= shadow.leased_ms
+        return shut or reset or key in self._tripped_ms or key in self._unsure
 
     def _allows_send(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
         if view.forced is not None:
@@ -184,7 +188,11 @@ class BreakerChecker:
             seen.append((self._state.ms, breaker))
             if not own and (breaker.phase is Phase.CLOSED or breaker.forced is not None):
                 self._faults.pop(key, None)
-                self._tripped_ms.pop(key, None)
+                self._forget_trip(key)
+
+    def _forget_trip(self, key: tuple[str, str]) -> None:
+        if self._tripped_ms.pop(key, None) is not None:
+            self._reset_ms[key] = self._state.ms
 
     def _is_outdated(self, process: str) -> bool:
         """Returns True if the process may know breakers that the store has lost."""
@@ -209,17 +217,26 @@ class BreakerChecker:
 class DirectoryChecker:
     """Records committed reference data, such as suppressions, preferences and devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+        self._changed_ms: dict[str, int] = {}
+        """Tenant → loop time of the last change of its reference data."""
 
     def filed(self, tenant: str, kind: str, key: str, value: Mapping[str, Any] | None) -> None:
+        self._changed_ms[tenant] = self._state.ms
         if value is None:
             self._filed.pop((tenant, kind, key), None)
         else:
             self._filed[tenant, kind, key] = value
 
     def merged(self, tenant: str, kind: str, key: str, fields: Mapping[str, Any]) -> None:
+        self._changed_ms[tenant] = self._state.ms
         self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
+
+    def unchanged_since(self, tenant: str, ms: int) -> bool:
+        """Returns True if no reference data of this tenant has changed since the loop time `ms`."""
+        return self._changed_ms.get(tenant, -1) < ms and self._state.rolled_back_ms < ms
 
     def skip_reason(self, shadow: ShadowState) -> str:
         """Returns why this notification must not be sent from now on. Empty if there is no reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,8 +12,8 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
-from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.outcomes import FailureReport, Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.row_commands import apply_command, resent_row
 from homing.core.lifecycle.rows import Change, Row, lease, reclaim, settle
 from homing.core.notifications import Filter, History, Page
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from simulation.invariants import InvariantChecker
 
 _R = TypeVar("_R")
+
+_FAILURES = (ReceiptEvent.FAILED.value, ReceiptEvent.SPAM_REPORT.value)
 
 
 class CheckedStore(SqliteStore):
@@ -99,6 +102,7 @@ class CheckedStore(SqliteStore):
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         result = await super().settle(batch)
+        self._check_failures(result.failures)
         settled = self._settled_rows()
         applied = self._applied(batch, settled)
         for settlement in batch:
@@ -122,6 +126,7 @@ class CheckedStore(SqliteStore):
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         result = await super().receipt(batch)
+        self._check_failures(result.failures)
         self.watch.rows.receipt = batch[0] if len(batch) == 1 else None
         self._check_log("receipt")
         self.watch.rows.receipt = None
@@ -153,9 +158,10 @@ class CheckedStore(SqliteStore):
         self.watch.read(tenant, page.items)
         return page
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         page = await super().waiting(tenant, limit=limit, ready=ready)
-        self.watch.read(tenant, page.items)
+        if tenant is not None:
+            self.watch.read(tenant, page.items)
         return page
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
@@ -245,6 +251,19 @@ class CheckedStore(SqliteStore):
             state.violate("2", "a failed call has changed something")
         for id in sorted(self._leased_rows.ids() - cached):
             state.violate("4", "the lease was rolled back, but the process has cached it", id)
+
+    def _check_failures(self, returned: Sequence[FailureReport]) -> None:
+        """Checks that the call has returned exactly the reported failures that it has committed."""
+        said = Counter((one.id, one.provider, one.event, one.status) for one in returned)
+        changes = [logged.change for logged in self._log if isinstance(logged, Changed)]
+        committed = Counter(
+            (change.row.id, change.cause.who, change.cause.name, change.cause.after)
+            for change in changes
+            if change.cause is not None and _by_receipt(change) and change.cause.name in _FAILURES
+        )
+        if said != committed:
+            id = next(iter((said - committed) + (committed - said)))[0]
+            self.watch.state.violate("12", f"returned {said.total()} of {committed.total()} failures", id)
 
     def _settled_rows(self) -> dict[str, Changed]:
         """Returns the first change of each row in the log, unless a receipt has caused it."""

@@ -15,14 +15,17 @@ from unittest.mock import patch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.notifications import Channel
 from homing.core.ports.stores import Retention
 from homing.core.retry.policy import Backoff, FailoverWait, Jitter, OnTimeout, Rule
+from homing.core.routing.breaker import BREAKER_OFF
 from homing.core.routing.rate_limits import RateLimit
 from simulation.plan import (
     NO_FAULTS,
     SAMPLE_RATE_LIMITS,
     SHORT_QUIET_HOURS,
     FaultPlan,
+    SimulatedProviderPlan,
     SimulationPlan,
     build_crowded_plan,
     losing_commits,
@@ -336,6 +339,13 @@ def noticed_losses(seed: int) -> SimulationPlan:
     return losing_commits(plan, 5_000, noticed=True)
 
 
+def losses_during_look_ups(seed: int) -> SimulationPlan:
+    """Returns a plan like `noticed_losses`, with a slow store, so that a look-up often sees the next loss."""
+    plan = noticed_losses(seed)
+    fault_plan = replace(plan.fault_plan, slow_per_call=0.2, longest_slow_ms=10_000)
+    return losing_commits(replace(plan, fault_plan=fault_plan), 2_000, noticed=True)
+
+
 def slow_claims(seed: int) -> SimulationPlan:
     """Returns a plan in which half of all claims wait for seconds."""
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
@@ -432,6 +442,30 @@ def capped(seed: int) -> SimulationPlan:
         "failover_after": 3,
     }
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def pushes(seed: int) -> SimulationPlan:
+    """Returns a plan with slow pushes that fail, and an operator who deactivates devices meanwhile."""
+    plan = patient(plain_plan(seed, REQUESTS))
+    fault_plan = FaultPlan(trouble=0.7, operator_every_ms=200)
+    provider = SimulatedProviderPlan(
+        id="plum",
+        channels=(Channel.PUSH,),
+        max_in_flight=64,
+        rate=None,
+        breaker=BREAKER_OFF,
+        latency_ms=8_000,
+    )
+    fields = {"timeout_ms": 15_000, "on_timeout": OnTimeout.RETRY}
+    return replace(
+        plan,
+        fault_plan=fault_plan,
+        tenants=("t0",),
+        channels=(Channel.PUSH,),
+        providers=(provider,),
+        lacking=frozenset(),
+        rules=tuple(_with(rule, **fields) for rule in plan.rules),
+    )
 
 
 def crowd(seed: int) -> SimulationPlan:

@@ -162,7 +162,11 @@ def retry_after_ignored(real: Any) -> Any:
 def retry_after_lowers(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         settled = real(claim, outcome, policy, route, **named)
-        if settled.status is Status.RETRYING and outcome.retry_after_ms and not settled.hold_ms:
+        if (
+            settled.status is Status.RETRYING
+            and outcome.retry_after_ms
+            and settled.provider == claim.provider
+        ):
             return replace(settled, delay_ms=outcome.retry_after_ms)
         return settled
 
@@ -172,6 +176,21 @@ def retry_after_lowers(real: Any) -> Any:
 @BUGS.plant("a failover forgets the old provider's hold", "8", "9", on=_DECIDE, plan=bugs.steady, seed=1_003)
 def hold_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
+
+
+@BUGS.plant(
+    "a receipt can end a wait that the provider asked for",
+    "8",
+    on=_DECIDE,
+    plan=bugs.steady,
+    seed=1_003,
+)
+def hold_covered_by_delay(real: Any) -> Any:
+    def decide(claim: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, *args, **named)
+        return replace(settled, hold_ms=0) if settled.provider == claim.provider else settled
+
+    return decide
 
 
 @BUGS.plant("an ambiguous send fails over under `retry`", "9", on=_DECIDE, plan=bugs.unsure, seed=1_003)

@@ -11,6 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.notifications import Reason
+from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
 from homing.core.times import EPOCH
@@ -320,8 +322,8 @@ def sink_not_asked(real: Any) -> Any:
     seed=1_003,
 )
 def heart_stops(real: Any) -> Any:
-    async def beat(self: Any) -> None:
-        await self._backend.worker_seen(self._describe())
+    async def beat(self: Any, seen: Any) -> None:
+        await self._backend.worker_seen(seen)
 
     return beat
 
@@ -445,8 +447,23 @@ def outlet_breaker_missing(real: Any) -> Any:
     seed=1_001,
 )
 def reports_one_loss(real: Any) -> Any:
-    async def find_lost(self: Any, ids: Any) -> set[str]:
-        return set(sorted(await real(self, ids))[:1])
+    async def find_lost(self: Any, suspects: Any) -> dict[str, int]:
+        return dict(sorted((await real(self, suspects)).items())[:1])
+
+    return find_lost
+
+
+@BUGS.plant(
+    "a process reports in parts what one loss took",
+    "26",
+    on=(LostCommits, "_find_lost"),
+    plan=bugs.losses_during_look_ups,
+    seed=1_005,
+)
+def reports_a_loss_in_parts(real: Any) -> Any:
+    async def find_lost(self: Any, suspects: Any) -> dict[str, int]:
+        before = {id for _, requests in suspects for ids in requests for id in ids}
+        return {id: at for id, at in (await real(self, suspects)).items() if id in before}
 
     return find_lost
 
@@ -464,3 +481,28 @@ def reports_a_loss_again(real: Any) -> Any:
         await real(self, lost)
 
     return raise_alert
+
+
+@BUGS.plant(
+    "a failed push is retried without another look at its device",
+    "7",
+    on=(deliverer, "skip_retries"),
+    plan=bugs.pushes,
+    seed=1_003,
+)
+def no_look_at_the_device(real: Any) -> Any:
+    async def keep(directory: Any, batch: Any) -> Any:
+        return batch
+
+    return keep
+
+
+@BUGS.plant(
+    "the retries of all failed pushes are skipped",
+    "7",
+    on=(guard, "NO_OBJECTION"),
+    plan=bugs.pushes,
+    seed=1_003,
+)
+def skips_active_devices(real: Any) -> Any:
+    return RecipientFacts(skip=Reason.DEVICE_INACTIVE)

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.core.errors import StoreRejected, StoreUnavailable
+from homing.core.ports.stores import InboxAcceptance
 from homing.engine.delivery import settler
 from homing.engine.intake import accept, bridges, sql_inbox
 from homing.engine.upkeep import outbox_relay
@@ -107,8 +108,9 @@ def inbox_is_blocked(real: Any) -> Any:
     seed=1_003,
 )
 def inbox_entry_is_dropped(real: Any) -> Any:
-    async def bury(self: Any, entry: Any, error: Any) -> None:
+    async def bury(self: Any, entry: Any, error: Any) -> InboxAcceptance:
         await self._inbox.remove_inbox([entry])
+        return InboxAcceptance(1)
 
     return bury
 

@@ -261,7 +261,7 @@ def newest_first(real: Any) -> Any:
     "a claim serves only the first tenant", "16", on=(claim, "DUE_QUEUES"), plan=bugs.crowded, seed=1_001
 )
 def others_not_served(real: Any) -> Any:
-    return real.replace("LIMIT ?6", "LIMIT min(1, ?6)")
+    return real.replace("LIMIT ?7", "LIMIT min(1, ?7)")
 
 
 @BUGS.plant(
@@ -529,7 +529,7 @@ def cancelled_counts(real: str) -> str:
     "3",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.repeating,
-    seed=1_010,
+    seed=1_012,
 )
 def taken_does_not_count(real: str) -> str:
     return real.replace("a.outcome IN (", "a.outcome IN ('no outcome') AND a.outcome IN (")
@@ -747,7 +747,11 @@ def table_wait_ignored(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a reported failure reopens a cancelled notification", "7", on=_DECIDE_RECEIPT, plan=bugs.cancelling
+    "a reported failure reopens a cancelled notification",
+    "7",
+    "12",
+    on=_DECIDE_RECEIPT,
+    plan=bugs.cancelling,
 )
 def bounce_after_cancel(real: Any) -> Any:
     return _change_receipt_input(
@@ -778,7 +782,7 @@ def reported_fault_goes_back(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced, seed=1_005
+    "an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=bugs.bounced, seed=1_014
 )
 def unknown_without_end(real: Any) -> Any:
     return _change_receipt_input(
@@ -860,3 +864,21 @@ def named_in_vain(real: Any) -> Any:
 )
 def early_receipt_dropped(real: Any) -> Any:
     return lambda tx, seqs: None
+
+
+@BUGS.plant(
+    "reported failures are not returned", "12", on=(receipt_applier, "_FAILURES"), plan=bugs.quiet, seed=1_003
+)
+def failures_unreturned(real: Any) -> Any:
+    return frozenset()
+
+
+@BUGS.plant(
+    "failures reported before their settlement are not returned",
+    "12",
+    on=(store, "build_settle_result"),
+    plan=bugs.quiet,
+    seed=1_003,
+)
+def early_failures_unreturned(real: Any) -> Any:
+    return lambda batch, statuses, failures: real(batch, statuses, ())

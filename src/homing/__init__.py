@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CommandRefused,
         ConfigError,
         DeliveryFailed,
+        DeliverySkipped,
         DeliveryTimeout,
         HomingError,
         IdempotencyConflict,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     )
     from homing.core.recipients.unsubscribe_links import Subscription, SupportsUnsubscribe
     from homing.core.retry.decide import RecipientFacts
-    from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule
+    from homing.core.retry.policy import MatchKeys, PolicyPatch, RetryPolicy, Rule
     from homing.core.routing.breaker import BreakerPolicy
     from homing.core.routing.rate_limits import RateLimit
     from homing.core.send_request import SendRequest
@@ -80,6 +81,7 @@ _EXPORTS = {
         "CommandRefused",
         "ConfigError",
         "DeliveryFailed",
+        "DeliverySkipped",
         "DeliveryTimeout",
         "HomingError",
         "IdempotencyConflict",
@@ -130,6 +132,7 @@ _EXPORTS = {
     ),
     "homing.core.retry.decide": ("RecipientFacts",),
     "homing.core.retry.policy": (
+        "MatchKeys",
         "PolicyPatch",
         "RetryPolicy",
         "Rule",
@@ -174,6 +177,7 @@ __all__ = [
     "Content",
     "Delivery",
     "DeliveryFailed",
+    "DeliverySkipped",
     "DeliveryTimeout",
     "Device",
     "Directory",
@@ -186,6 +190,7 @@ __all__ = [
     "KnownRecipient",
     "LinkRefused",
     "Listed",
+    "MatchKeys",
     "NotFound",
     "Notification",
     "Outcome",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from homing import compose
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Content, Recipient
@@ -18,6 +19,7 @@ from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_request
+from homing.core.send_request import provider_id
 from homing.core.times import moment, span_ms
 from homing.engine.engine import Engine
 from homing.engine.intake.accept import Rejection, SendInput, SendResult
@@ -64,7 +66,8 @@ class Homing(Engine):
         backend = None if store is None or isinstance(store, (str, Path)) else store
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)
-        loaded = loaded_settings or load_settings(config_file, env=os.environ, flags=settings)
+        self._config_file, self._flags = config_file, settings
+        loaded = loaded_settings or self._load_settings()
         sinks: dict[str, compose.SubscribedSink] = {}
         if on_event is not None:
             sinks["callback"] = compose.build_callback_sink(on_event, events)
@@ -85,12 +88,50 @@ class Homing(Engine):
             compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )
         self._with_worker = worker
+        given = [self.roster[provider_id(name)] for name in providers or ()]
 
-    async def open(self) -> None:
-        """Connects to the store, and starts the worker if `worker=True` was passed."""
-        await super().open()
+        async def check(settings: Settings) -> None:
+            keeps_store = backend is not None or settings.store == loaded.store
+            await compose.check_settings(
+                settings,
+                backend=self._backend if keeps_store else None,
+                providers=given,
+                renderer=renderer,
+                clock=self._clock,
+            )
+
+        self.reloader = compose.SettingsReloader(self, loaded, self._clock, check)
+        """Compares settings that are read again with those in force."""
+
+    def _load_settings(self) -> Settings:
+        return load_settings(self._config_file, env=os.environ, flags=self._flags)
+
+    async def open(self, *, create: bool = True) -> None:
+        """Connects to the store, and starts the worker if `worker=True` was passed.
+
+        Creates the store's tables if they do not exist. With `create=False`, raises `SchemaError` instead.
+        """
+        await super().open(create=create)
         if self._with_worker:
             self.start_worker()
+
+    async def reload(
+        self, settings: Settings | None = None, *, who: str = "api", why: str = ""
+    ) -> compose.ReloadResult:
+        """Reads the settings again and puts the changed settings of providers in force, such as credentials.
+
+        `env:` and `file:` are read again too. All other settings that have changed are returned as those that
+        need a restart. Raises `ConfigError` and changes nothing if this engine could not be built from the
+        new settings. The change is written to the audit trail first. `settings` replaces those that this
+        engine would read.
+        """
+
+        async def audit(changed: tuple[str, ...]) -> None:
+            caller = Caller(tenant=self.tenant, who=who, scopes=frozenset(Scope))
+            detail = {"changed": list(changed), **({"why": why} if why else {})}
+            await self.audit.note(caller, "setting.reload", self.settings.name, detail)
+
+        return await self.reloader.reload(settings or self._load_settings(), audit)
 
     async def send(
         self,

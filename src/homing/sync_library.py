@@ -305,10 +305,13 @@ class SyncTenantApi(SyncPart[_Tenant]):
     cancel = _waits(TenantApi.cancel)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
+    find_hold = _waits(TenantApi.find_hold)
     get = _waits(TenantApi.get)
+    health = _waits(TenantApi.health)
     health_metrics = _waits(TenantApi.health_metrics)
     history = _waits(TenantApi.history)
     is_ready = _runs(TenantApi.is_ready)
+    move_to_dead_letter = _waits(TenantApi.move_to_dead_letter)
     next_retry_time = _runs(TenantApi.next_retry_time)
     purge = _waits(TenantApi.purge)
     queue_counts = _waits(TenantApi.queue_counts)
@@ -320,6 +323,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     retry_statistics = _waits(TenantApi.retry_statistics)
     roll_ups = _waits(TenantApi.roll_ups)
     select_pending = _waits(TenantApi.select_pending)
+    should_retry = _runs(TenantApi.should_retry)
     success_by_attempt = _waits(TenantApi.success_by_attempt)
     waiting = _waits(TenantApi.waiting)
 
@@ -353,9 +357,12 @@ class SyncHoming(SyncTenantApi[Homing]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self) -> None:
-        """Starts the event loop and opens the engine. Has no effect if the engine is already open."""
-        self._thread.open()
+    def open(self, *, create: bool = True) -> None:
+        """Starts the event loop and opens the engine. Has no effect if the engine is already open.
+
+        If `create` is False, a store without a schema is refused instead of given one.
+        """
+        self._thread.open(create=create)
 
     def close(self) -> None:
         """Closes the engine and stops the event loop. Has no effect if the engine is not open."""
@@ -404,9 +411,12 @@ class SyncHoming(SyncTenantApi[Homing]):
     process = _waits(Homing.process)
     providers = _waits(Homing.providers)
     queue_depths = _waits(Homing.queue_depths)
+    queue_overview = _waits(Homing.queue_overview)
     readiness = _waits(Homing.readiness)
+    reload = _waits(Homing.reload)
     release_sink_events = _waits(Homing.release_sink_events)
     remove_sink = _waits(Homing.remove_sink)
+    replace_providers = _waits(Homing.replace_providers)
     run_worker = _waits(Homing.run_worker)
     sinks = _waits(Homing.sinks)
     snapshot = _runs(Homing.snapshot)
@@ -484,7 +494,7 @@ class _EngineThread:
         if not self._thread.is_alive():
             raise RuntimeError(_THREAD_ENDED)
 
-    def open(self) -> None:
+    def open(self, *, create: bool) -> None:
         """Starts the event loop and opens the engine, unless it is open in this process."""
         if self.is_open:
             return
@@ -494,7 +504,7 @@ class _EngineThread:
         self._thread = threading.Thread(target=self._run, name="homing", daemon=True)
         self._thread.start()
         try:
-            self._engine = self.result(self.begin(self._opened()))
+            self._engine = self.result(self.begin(self._opened(create)))
         except BaseException:
             self._stop()
             raise
@@ -530,9 +540,9 @@ class _EngineThread:
                 kind, where = type(error).__name__, "".join(format_tb(error.__traceback__))
                 log.error("code on the event loop raised %s; the loop goes on\n%s", kind, where)
 
-    async def _opened(self) -> Homing:
+    async def _opened(self, create: bool) -> Homing:
         engine = self._make()
-        await engine.open()
+        await engine.open(create=create)
         return engine
 
     async def _closed(self, engine: Homing) -> None:

@@ -132,6 +132,7 @@ class Chaos:
         for number, fault in enumerate(faults):
             await self._send(plan.notifications // len(faults))
             await asyncio.sleep(self._chance.uniform(0.0, 0.3))
+            await asyncio.to_thread(self._fleet.restart_ended)
             await fault()
             show_progress(f"fault {number + 1}/{len(faults)}, accepted {len(self._accepted)}")
 
@@ -189,6 +190,7 @@ class Chaos:
         try:
             async with self._traffic(), asyncio.timeout(PATIENCE_S):
                 while worker is None:
+                    self._fleet.restart_ended()
                     chosen = self._chance.choice(self._fleet.workers)
                     if await suspend_inside_transaction(chosen, connection) is not None:
                         worker = chosen

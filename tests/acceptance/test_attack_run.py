@@ -57,6 +57,8 @@ class VulnerableCli(Cli):
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, vulnerable_service.__file__, *argv]
 
+    short_command = command
+
 
 @pytest.mark.slow
 def test_attacks_without_a_key_succeed_on_a_vulnerable_service() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,24 @@ from support.cli_driver import Cli
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
+
+
+@pytest.mark.parametrize("argv", [("list", "--json"), ("send",)], ids=" ".join)
+def test_a_command_does_the_same_in_a_new_process_as_in_a_fork_with_all_imports(
+    cli: Cli, argv: tuple[str, ...]
+) -> None:
+    """Most tests use forks, see `support.preloaded_cli`."""
+    forked = cli(*argv)
+    started = subprocess.run(
+        cli.command(*argv),
+        cwd=cli.folder,
+        env=cli.env(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (started.returncode, started.stdout) == (forked.code, forked.out)
+    assert started.stderr in forked.err
 
 
 def test_help_names_every_command_and_what_the_exit_codes_mean(cli: Cli) -> None:
@@ -130,3 +149,10 @@ def test_a_store_that_did_not_exist_is_pointed_out(cli: Cli) -> None:
     first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
     assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""
+
+
+def test_reading_creates_no_tables_in_a_file_of_others(cli: Cli) -> None:
+    (cli.folder / "empty.db").touch()
+    read = cli("stats", "--store", "empty.db")
+    assert read.code != 0
+    assert "empty.db has no schema of Homing. `homing db migrate` creates it." in read.err

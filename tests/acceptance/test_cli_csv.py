@@ -56,6 +56,13 @@ def test_valid_rows_are_accepted_and_every_invalid_one_is_named(cli: Cli) -> Non
     assert by_address["bob@example.org"]["content"]["body"] == "over\ntwo lines"
 
 
+def test_the_key_column_may_have_any_name(cli: Cli) -> None:
+    rows = b"queueID,email,subject,body\n123,ada@example.org,Hi,Hello\n"
+    flags = ("--channel", "email", "--idempotency-column", "queueID", "--json")
+    assert cli.ok("send", "--csv", "-", *flags, stdin=rows).json["accepted"] == 1
+    assert cli.ok("send", "--csv", "-", *flags, stdin=rows).json["duplicates"] == 1
+
+
 def test_with_a_key_column_a_second_run_repeats_nothing(cli: Cli) -> None:
     rows = ROWS.replace("cy@example.org,Hi,Hello,urgent", "cy@example.org,Hi,Hello,low").encode()
     flags = ("--channel", "email", "--idempotency-column", "id", "--json")

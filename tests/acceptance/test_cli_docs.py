@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from homing.cli.common.exit_codes import ExitCode
 from support.cli_driver import Cli
+from support.docs_pages import inline_code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-GROUPS = ("dead", "providers", "sinks", "policy", "templates", "keys", "tenants", "audit", "db")
+GROUPS = ("dead", "providers", "sinks", "policy", "templates", "settings", "keys", "tenants", "audit", "db")
 EVERYWHERE = {"--config", "--store", "--tenant", "--no-color", "--show-recipients", "--help", "-h"}
 
 
@@ -27,6 +29,19 @@ def test_the_reference_has_exactly_the_existing_commands_and_flags(tmp_path: Pat
         rows = [line.partition(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
         told = {flag for row in rows for flag in re.findall(r"`(--?[a-z][\w-]*)", row)}
         assert told == _flags(page.out) - EVERYWHERE, name
+
+
+def test_the_commands_in_sentences_and_tables_exist_with_their_flags(tmp_path: Path) -> None:
+    """Commands in blocks of their own are run by `test_docs_pages.py`."""
+    pages = sorted((Path(__file__).parents[2] / "docs" / "coming-from").glob("*.md"))
+    quoted = {code: page for page in pages for code in inline_code(page) if code.startswith("homing ")}
+    named = {code: list(takewhile(str.islower, code.split()[1:3])) for code in quoted}
+    commands = {code: words if words[0] in GROUPS else words[:1] for code, words in named.items()}
+    helps = Cli(tmp_path).many(*[[*command, "--help"] for command in commands.values()])
+    for (code, page), shown in zip(quoted.items(), helps, strict=True):
+        assert shown.code == 0, f"{page.name}: {code}: {shown.err}"
+        flags = set(re.findall(r"(?<= )--?[a-z][\w-]*", code))
+        assert flags <= _flags(shown.out) | EVERYWHERE, f"{page.name}: {code}"
 
 
 def test_every_exit_code_is_in_the_reference() -> None:

@@ -129,13 +129,19 @@ def test_log_lines_can_be_json_and_contain_no_recipient(tmp_path: Path) -> None:
     provider = '[providers.broken]\nkind = "scripted"\nusual = "bad_recipient"\n'
     (tmp_path / "homing.toml").write_text(f'[log]\nformat = "json"\nlevel = "info"\n{provider}')
     cli = Cli(tmp_path)
-    cli.ok("send", "--to", "ada.lovelace@example.org", "--channel", "email", "--body", "Hello")
+    sent = cli.ok(
+        "send", "--to", "ada.lovelace@example.org", "--channel", "email", "--body", "Hello", "--json"
+    )
     done = cli.ok("process")
     lines = [json.loads(line) for line in done.err.splitlines()]
     assert lines
     failed = next(line for line in lines if line["logger"] == "homing.events")
     assert failed["level"] == "warning"
     assert failed["event"].startswith("NotificationFailed ")
+    attempt = next(line for line in lines if line["logger"] == "homing.deliveries")
+    assert (attempt["id"], attempt["provider"]) == (sent.json["notificationIds"][0], "broken")
+    assert (attempt["outcome"], attempt["code"]) == ("bad_recipient", "bad_recipient")
+    assert (attempt["next"], attempt["level"]) == ("failed (BAD_RECIPIENT)", "info")
     assert "ada.lovelace" not in done.err
 
 

@@ -148,6 +148,23 @@ def test_a_notification_is_retried_cancelled_or_resolved(past: CliWithHistory) -
     assert "by eva" in told
 
 
+def test_waiting_and_doubtful_notifications_are_moved_to_the_dead_letters(past: CliWithHistory) -> None:
+    waiting, doubt, sent = (past.ids[name] for name in ("waiting", "doubt", "sent0"))
+    moved, json, late, unknown = past.many(
+        ["dead", "move", waiting, "--why", "the address is wrong", "--who", "eva"],
+        ["dead", "move", doubt, "--json"],
+        ["dead", "move", sent],
+        ["dead", "move", "nonsense"],
+    )
+    assert moved.out == f"failed {waiting}\n"
+    assert json.json == {"notificationId": doubt, "status": "failed"}
+    assert (late.code, unknown.code) == (1, 3)
+    assert f"move is not possible: {sent} is sent" in late.err
+    listed = past.ok("dead", "list", "--json").json["items"]
+    assert {waiting, doubt} <= {one["id"] for one in listed}
+    assert "by eva" in past.ok("explain", waiting).out
+
+
 def test_purge_removes_finished_notifications_and_statistics_still_count_them(past: CliWithHistory) -> None:
     dry, young, gone, negative, after, stats = past.many(
         ["purge", "--days", "0", "--dry-run", "--json"],

@@ -65,10 +65,7 @@ def test_process_prints_each_step_with_its_time_and_masked_recipients(cli: Cli) 
         "Limit: 50, Dry Run: No",
         "Queue status - Pending: 1, Processing: 0, Failed: 0",
     ]
-    assert (
-        "Retry settings (simple/default) - Max attempts: 3, Base delay: 5 minutes (exponential backoff)"
-        in told
-    )
+    assert "Retry settings - Max attempts: 3, Base delay: 5 minutes (exponential backoff)" in told
     start = told.index("Found 1 pending notification(s) to process")
     assert told[start + 1 : start + 4] == [
         f"Processing notification #{id} (checkIn, channel: email)",
@@ -120,6 +117,181 @@ def test_a_dry_run_prints_what_would_be_done_and_does_nothing(cli: Cli) -> None:
     assert human.out == "processed 0: 0 succeeded, 0 to be retried, 0 failed\n"
     assert bad.code == 2
     assert (cli.folder / "pigeon.jsonl").read_text().count("\n") == 3
+
+
+def _send_of(cli: Cli, *tenants: str) -> list[str]:
+    argv = ["send", "--channel", "email", "--type", "checkIn", "--subject", "Hi", "--body", "Hello", "--json"]
+    sent = cli.many(*[[*argv, "--to", f"{tenant}@example.com", "--tenant", tenant] for tenant in tenants])
+    return [one.json["notificationIds"][0] for one in sent]
+
+
+def test_a_run_works_for_all_tenants_unless_one_is_named(cli: Cli) -> None:
+    acme, other, third = _send_of(cli, "acme", "other", "acme")
+    dry, one, verbose, counts = cli.many(
+        ["process", "--dry-run"],
+        ["process", "--tenant", "other", "--json"],
+        ["process", "--verbose"],
+        ["stats", "--json", "--tenant", "acme"],
+    )
+    assert dry.out.startswith("3 notifications would be processed\n")
+    assert dry.out.splitlines()[1].endswith("TENANT")
+    assert all(id in dry.out for id in (acme, other, third))
+    assert one.json["processed"] == 1
+    assert verbose.code == 0
+    assert "Queue status - Pending: 2, Processing: 0, Failed: 0" in verbose.out
+    assert "Found 2 pending notification(s) to process" in verbose.out
+    assert f"Notification #{acme} marked as sent" in verbose.out
+    assert verbose.out.splitlines()[-1].endswith("Processed: 2, Succeeded: 2, Retried: 0, Failed: 0")
+    assert counts.json["queueCounts"]["sent"] == 2
+
+
+def test_chosen_notifications_are_processed_even_if_they_are_not_due(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(AWAY)
+    first, second, third = _send(cli, 3)
+    cli.ok("process")
+    (cli.folder / "folder").mkdir()
+    dry, done, waiting, unknown, again, history = cli.many(
+        ["process", "--id", second, "--id", first, "--dry-run"],
+        ["process", "--id", second, "--id", first, "--json"],
+        ["waiting", "--json"],
+        ["process", "--id", "no-such-id"],
+        ["process", "--id", first, "--json"],
+        ["explain", first],
+    )
+    again_dry, again_text = cli.many(
+        ["process", "--id", first, "--id", third, "--dry-run"], ["process", "--id", first]
+    )
+    assert dry.out.startswith("2 notifications would be processed\n")
+    assert (done.json["processed"], done.json["succeeded"]) == (2, 2)
+    assert [one["id"] for one in waiting.json] == [third]
+    assert (unknown.code, unknown.err) == (
+        3,
+        "error: there is no notification no-such-id for tenant 'default'\n",
+    )
+    assert again.json["processed"] == 0, "it was sent already"
+    assert again.json["leftOut"] == {first: "sent"}
+    left_out = f"{first} is sent; left out\n"
+    assert again_dry.out.startswith(f"1 notification would be processed\n{left_out}")
+    assert again_text.out == f"processed 0: 0 succeeded, 0 to be retried, 0 failed\n{left_out}"
+    assert "command reschedule" in history.out
+    assert "by process: chosen for this run" in history.out
+
+
+def test_the_start_of_an_attempt_is_printed_before_it_ends(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(SLOW.format(latency_ms=5_000))
+    (id,) = _send(cli)
+    run = cli.start("process", "--verbose")
+    assert run.stdout is not None
+    lines = list[str]()
+    while not lines or "Sending" not in lines[-1]:
+        lines.append(run.stdout.readline().rstrip())
+    assert lines[-2].endswith(f"Processing notification #{id} (checkIn, channel: email)")
+    assert lines[-1].endswith("  Sending email to p•••@example.com via pigeon")
+    assert cli.ok("status", id, "--json").json["status"] == "sending"
+    rest, err = run.communicate(timeout=120)
+    told, *last = [line[22:] for line in rest.splitlines()]
+    assert re.fullmatch(r"  Email sent successfully in \d+(\.\d)?s", told), err
+    assert last == [
+        f"  Notification #{id} marked as sent",
+        "Processed: 1, Succeeded: 1, Retried: 0, Failed: 0",
+    ]
+
+
+def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(AWAY)
+    ids = _send(cli, 5)
+    cli.ok("process")  # five failures open the breaker
+    assert re.search(r"✗ breakers +pigeon is open until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d → ", cli("doctor").out)
+    retried, explained, run, json, verbose = cli.many(
+        ["retry", ids[0]],
+        ["explain", ids[0]],
+        ["process"],
+        ["process", "--json"],
+        ["process", "--verbose"],
+    )
+    chosen, dry, dry_json = cli.many(
+        ["process", "--id", ids[4]],  # others have been due for longer
+        ["process", "--dry-run"],
+        ["process", "--dry-run", "--json", "--id", ids[0], "--id", ids[3]],
+    )
+    assert re.search(r"is due now at pigeon; held by the breaker of pigeon until \S+\n", retried.out)
+    assert re.search(r"next +attempt 2 of 3 at .*; held by the breaker of pigeon until \S+\n", explained.out)
+    until = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    assert re.fullmatch(
+        "processed 0: 0 succeeded, 0 to be retried, 0 failed\n"
+        rf"1 due notification held by the breaker of pigeon until {until}\n",
+        run.out,
+    )
+    (held,) = json.json["held"]
+    assert (held["provider"], held["notifications"]) == ("pigeon", 1)
+    assert re.search(rf"\] 1 due notification held by the breaker of pigeon until {until}\n$", verbose.out)
+    assert re.search(r"\n1 due notification held by the breaker of pigeon until ", chosen.out)
+    assert dry.out.startswith("0 notifications would be processed\n2 due notifications held by the breaker")
+    assert (dry_json.json["found"], dry_json.json["held"][0]["notifications"]) == (2, 2)
+    (cli.folder / "folder").mkdir()
+    # The run finds by a health check that the outage is over, and need not wait for the breaker.
+    assert cli.ok("process", "--json").json["succeeded"] == 1, "the trial"
+
+
+@pytest.mark.source("003", "391-392")
+def test_a_run_can_purge_and_a_stored_batch_size_limits_it(cli: Cli) -> None:
+    _send(cli, 5)
+    listed, stored, one, several, purged, reset, default, bad, no_purge, negative = cli.many(
+        ["settings", "list", "--json"],
+        ["settings", "set", "batch_size", "2", "--who", "ada", "--why", "slow provider"],
+        ["process", "--verbose"],
+        ["process", "--json"],
+        ["process", "--purge", "--purge-days=0", "--json"],
+        ["settings", "reset", "batch_size", "--why", "fast again", "--json"],
+        ["process", "--dry-run", "--verbose"],
+        ["settings", "set", "batch_size", "0"],
+        ["process", "--purge-days", "3"],
+        ["process", "--purge", "--purge-days", "-3"],
+    )
+    (before,) = listed.json["items"]
+    assert (before["name"], before["value"], before["default"]) == ("batch_size", 50, 50)
+    assert stored.out == "batch_size = 2, changed by ada (default: 50)\n"
+    assert "Limit: 2, Dry Run: No" in one.out
+    assert several.json["processed"] == 2
+    assert purged.json["processed"] == 1
+    assert purged.json["purged"]["notifications"] == 5
+    assert reset.json["value"] == 50
+    assert "Limit: 50, Dry Run: Yes" in default.out
+    assert bad.err == "error: batch_size: is 0; it must be a whole number from 1 to 10000\n"
+    assert no_purge.err == "error: --purge-days: needs --purge\n"
+    assert negative.code == 2
+    trail = cli.ok("audit", "list", "--tenant", "*", "--json").json["items"]
+    assert [(entry["action"], entry["detail"].get("why")) for entry in trail] == [
+        ("setting.reset", "fast again"),
+        ("purge.run", None),
+        ("setting.set", "slow provider"),
+    ]
+
+
+def test_a_run_for_some_notifications_purges_nothing(cli: Cli) -> None:
+    acme, _ = _send_of(cli, "acme", "other")
+    cli.ok("process")
+    for_tenant, for_id, *bad, left = cli.many(
+        ["process", "--tenant", "acme", "--purge", "--purge-days", "0"],
+        ["process", "--tenant", "acme", "--id", acme, "--purge"],
+        ["process", "--purge", "--purge-days", "nan"],
+        ["process", "--purge", "--purge-days", "1e400"],
+        ["purge", "--days", "nan"],
+        ["purge", "--days", "inf"],
+        ["purge", "--days", "40000"],
+        ["stats", "--json", "--tenant", "other"],
+    )
+    why = "it deletes for all tenants; leave out --tenant and --id, or run `homing purge`"
+    assert (for_tenant.code, for_tenant.err) == (2, f"error: --purge: {why}\n")
+    assert (for_id.code, for_id.err) == (2, f"error: --purge: {why}\n")
+    assert [(one.code, one.err) for one in bad] == [
+        (2, "error: --purge-days: is nan; it must be a number of days\n"),
+        (2, "error: --purge-days: is inf; at most 100 years are allowed\n"),
+        (2, "error: --days: is nan; it must be a number of days\n"),
+        (2, "error: --days: is inf; at most 100 years are allowed\n"),
+        (2, "error: --days: is 40000; at most 100 years are allowed\n"),
+    ]
+    assert left.json["queueCounts"]["sent"] == 1
 
 
 def test_with_json_stdout_contains_nothing_else_even_with_the_console_provider(cli: Cli) -> None:

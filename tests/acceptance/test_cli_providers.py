@@ -19,11 +19,15 @@ channels = ["sms", "email"]
 weight = 1
 max_in_flight = 7
 rate_per_second = 2.5
+[providers.pigeon.breaker]
+failures = 3
+open_ms = "1h"
 [providers.hawk]
 kind = "file"
 path = "hawk.jsonl"
 channels = ["sms"]
 weight = 3
+breaker = "off"
 [providers.lost]
 kind = "file"
 path = "no/such/folder/lost.jsonl"
@@ -41,9 +45,35 @@ def cli(tmp_path: Path) -> Cli:
 def test_the_list_shows_routes_weights_limits_and_breakers(cli: Cli) -> None:
     page, data = cli.many(["providers", "list"], ["providers", "list", "--json"])
     lines = [line.split() for line in page.out.splitlines()]
-    assert lines[0] == ["PROVIDER", "KIND", "ROUTES", "WEIGHT", "IN", "FLIGHT", "RATE", "BREAKER"]
-    assert lines[1] == ["pigeon", "file", "sms", "2,", "email", "1", "1", "7", "2.5/s", "closed"]
-    assert lines[2] == ["hawk", "file", "sms", "1", "3", "128", "closed"]
+    assert lines[0] == [
+        "PROVIDER",
+        "KIND",
+        "ROUTES",
+        "WEIGHT",
+        "IN",
+        "FLIGHT",
+        "RATE",
+        "OPENS",
+        "AFTER",
+        "BREAKER",
+    ]
+    assert lines[1] == [
+        "pigeon",
+        "file",
+        "sms",
+        "2,",
+        "email",
+        "1",
+        "1",
+        "7",
+        "2.5/s",
+        "3",
+        "for",
+        "1h",
+        "closed",
+    ]
+    assert lines[2] == ["hawk", "file", "sms", "1", "3", "128", "off", "closed"]
+    assert lines[3] == ["lost", "file", "push", "1", "128", "10", "for", "2m", "closed"]
     pigeon, hawk, _ = data.json
     assert pigeon == {
         "id": "pigeon",
@@ -52,6 +82,13 @@ def test_the_list_shows_routes_weights_limits_and_breakers(cli: Cli) -> None:
         "routes": {"sms": 2, "email": 1},
         "weight": 1,
         "breaker": {"phase": "closed"},
+        "breakerPolicy": {
+            "failures": 3,
+            "openMs": 3_600_000,
+            "healthEveryMs": 30_000,
+            "rampMs": 60_000,
+            "rampPerSecond": 10.0,
+        },
         "maxInFlight": 7,
         "ratePerSecond": 2.5,
         "rateBurst": 2,

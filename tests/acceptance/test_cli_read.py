@@ -65,6 +65,11 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
         ["list", "--channel", "push"],
         ["list", "--limit", "2"],
     )
+    tagged, wrong = past.many(
+        ["list", "--json", "--metadata", "entry_id=42"], ["list", "--metadata", "entry_id"]
+    )
+    assert tagged.json["items"] == []
+    assert (wrong.code, "--metadata: is 'entry_id'; must be KEY=VALUE" in wrong.err) == (2, True)
     ids = [item["id"] for item in everything.json["items"]]
     assert ids == sorted(past.ids.values(), reverse=True), "newest first"
     assert {item["id"] for item in failed.json["items"]} == {past.ids["bad1"], past.ids["bad2"]}
@@ -78,6 +83,27 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
     assert table.out.splitlines()[0].split()[:4] == ["ID", "STATUS", "CHANNEL", "TYPE"]
     assert "for more, add --cursor" in table.err
     assert "later@" not in table.out + everything.out
+
+
+@pytest.mark.source("001", "393-398")
+@pytest.mark.source("003", "357-368")
+def test_what_waits_is_listed_by_its_last_attempt_and_grouped_by_its_error(past: CliWithHistory) -> None:
+    listed, groups, wrong = past.many(
+        ["waiting", "--by", "last-attempt", "--json"],
+        ["dead", "groups", "--status", "retrying", "--json"],
+        ["waiting", "--by", "name"],
+    )
+    table, no_status = past.many(
+        ["dead", "groups", "--status", "retrying"], ["dead", "groups", "--status", "sent"]
+    )
+    assert table.out.split("\n")[0].split() == ["COUNT", "CODE", "NEWEST", "EXAMPLE", "ERROR"]
+    assert (no_status.code, no_status.err) == (2, "error: --status: is 'sent'; must be failed or retrying\n")
+    assert [one["id"] for one in listed.json] == [past.ids["waiting"]]
+    (item,) = listed.json
+    assert {"type", "attemptCount", "lastAttemptAt", "lastError"} <= set(item)
+    (group,) = groups.json
+    assert (group["lastError"], group["count"]) == (item["lastError"], 1)
+    assert (wrong.code, "must be due or last-attempt" in wrong.err) == (2, True)
 
 
 def test_waiting_and_retry_info_accept_other_settings_and_change_nothing(past: CliWithHistory) -> None:
@@ -165,8 +191,8 @@ def test_stats_count_by_status_attempt_and_hour(past: CliWithHistory) -> None:
     assert counts["in_doubt"] == 1
     assert sum(counts.values()) == len(past.ids)
     by_attempts = {row["attempts"]: row for row in stats["retryStatistics"]}
-    assert by_attempts[1] == {"attempts": 1, "count": 7, "pendingCount": 1, "failedCount": 2}
-    assert by_attempts[2] == {"attempts": 2, "count": 2, "pendingCount": 0, "failedCount": 1}
+    assert by_attempts[1] == {"attempts": 1, "count": 3, "pendingCount": 1, "failedCount": 2}
+    assert by_attempts[2] == {"attempts": 2, "count": 1, "pendingCount": 0, "failedCount": 1}
     assert [(row["attempts"], row["succeeded"], row["failed"]) for row in stats["successByAttempt"]] == [
         (1, 3, 2),
         (2, 1, 1),
@@ -212,6 +238,6 @@ def test_health_marks_exceeded_thresholds_and_its_exit_code_shows_whether_there_
     )
     assert (strict.code, strict_json.code) == (1, 1)
     assert "✗ 1 waiting for a retry" in strict.out
-    assert "✗ 30.0 % failed permanently" in strict.out
-    passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
+    assert "✗ 42.9 % of 7 failed in this hour and the one before" in strict.out
+    passed = [check["name"] for check in strict_json.json["thresholds"] if check["exceeded"]]
     assert passed == ["RetryBacklog", "FailureRate"]

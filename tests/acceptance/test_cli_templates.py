@@ -173,3 +173,23 @@ def test_tenants_templates_are_listed_checked_and_shown_with_the_tenant_s_name(c
     assert "2 templates in 2 locales: no problems" in checked.out
     assert shown.out.splitlines()[0] == "hi in en-US, version 1"
     assert [one["key"] for one in without.json] == ["order_confirmed"]
+
+
+@pytest.mark.source("002", "428-429")
+def test_a_missing_locale_is_reported_by_the_doctor_and_stops_a_deployment(cli: Cli) -> None:
+    settings = cli.folder / "homing.toml"
+    settings.write_text('preset = "channel"\n' + settings.read_text(encoding="utf-8"), encoding="utf-8")
+    cli.ok("db", "migrate")
+    complete = cli("doctor", "--json").json["checks"]
+    assert [check["ok"] for check in complete if check["name"] == "templates"] == [True]
+    for path in (cli.folder / SMS).parent.iterdir():
+        path.unlink()
+    doctor, worker, service = cli("doctor"), cli("worker"), cli("serve", "--listen", "127.0.0.1:0")
+    assert doctor.code == 1
+    assert "order_confirmed/de-DE: is missing → run `homing templates check`" in doctor.out
+    for refused in (worker, service):
+        assert refused.code == 2, refused
+        assert (
+            "templates: order_confirmed/de-DE: missing; the preset channel needs every template"
+            in refused.err
+        )

@@ -51,7 +51,7 @@ def test_overdue_work_without_a_worker_is_unhealthy(cli: Cli) -> None:
     assert doctor.code == health.code == 1
     assert "no live worker → start `homing worker`" in doctor.out
     assert "overdue and no worker is live: `homing workers`" in listed.err
-    [check] = [one for one in health.json["thresholds"] if one["passed"]]
+    [check] = [one for one in health.json["thresholds"] if one["exceeded"]]
     assert check["name"] == "NoLiveWorker"
     assert check["value"] > 3_000_000
 

@@ -9,6 +9,7 @@ from kill_run import run
 
 
 @pytest.mark.slow
+@pytest.mark.source("003", "448-449")
 async def test_twenty_killed_workers_lose_nothing_and_send_no_more_than_they_attempted(
     tmp_path: Path,
 ) -> None:

@@ -5,24 +5,35 @@ Status codes and field names are the source's. Its requests name no recipient; t
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import threading
 import time
-from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import pytest
 
-from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
+from homing.providers.twilio.callbacks import compute_signature
+from homing.testing.fault_server import ServerAction, answer
 from support.cli_driver import Cli
-from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from support.fake_vendors import (
+    ACCOUNT,
+    APP_SECRET,
+    PUBLIC,
+    TOKEN,
+    Report,
+    fcm_post,
+    key_file,
+    sendgrid_post,
+    sendgrid_public_key,
+    twilio_post,
+)
 from support.service_process import Service, serving
+from support.vendor_server import VendorServer, json_answer
 
 SECRET = "a secret that only the issuer of admin tokens and Homing know"
 SETTINGS = f"""
@@ -59,6 +70,7 @@ base_url = "VENDORS/sns"
 [providers.sendgrid]
 api_key = "SG.key"
 from_email = "us@example.org"
+webhook_public_key = "{sendgrid_public_key()}"
 base_url = "VENDORS"
 [providers.acs]
 sender_address = "us@example.org"
@@ -75,77 +87,9 @@ TEMPLATES = {
     "driver_assigned/{locale}/push.body.txt": {"en-US": "is {{ driver }}", "es-MX": "es {{ driver }}"},
     "order_confirmed/{locale}/email.subject.txt": {"en-US": "Order confirmed", "es-MX": "Pedido confirmado"},
     "order_confirmed/{locale}/email.txt": {"en-US": "Thank you.", "es-MX": "Gracias."},
-    "only_english/{locale}/email.txt": {"en-US": "Hello."},
 }
 PHONE = {"phone": "+15550100"}
 HANG = ServerAction(then="hang")
-
-
-class VendorServer:
-    """All vendors on one address, on their own thread. They follow the test, or accept everything."""
-
-    def __init__(self) -> None:
-        self.told: dict[str, deque[ServerAction]] = defaultdict(deque)
-        self._calls: Counter[str] = Counter()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    def __enter__(self) -> VendorServer:
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
-
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        async with FaultServer(script=self._act) as self._server:
-            self.url = self._server.url
-            self._ready.set()
-            await self._over.wait()
-
-    def asked(self, vendor: str) -> bytes:
-        """Returns this vendor's last message."""
-        return [one.body for one in self._server.received if _PATHS[vendor] in one.path][-1]
-
-    def _act(self, received: ReceivedRequest) -> ServerAction:
-        vendor = next(name for name, path in _PATHS.items() if path in received.path)
-        self._calls[vendor] += 1
-        planned = self.told[vendor]
-        return planned.popleft() if planned else self._taken(vendor, received)
-
-    def _taken(self, vendor: str, received: ReceivedRequest) -> ServerAction:
-        number = self._calls[vendor]
-        match vendor:
-            case "token":
-                return _json(200, {"access_token": "ya29", "expires_in": 3600, "token_type": "Bearer"})
-            case "twilio":
-                return _json(201, {"sid": f"SM{number:032}", "status": "queued"})
-            case "sns":
-                said = f"<R><PublishResult><MessageId>sns-{number}</MessageId></PublishResult></R>"
-                return answer(200, said.encode())
-            case "sendgrid":
-                return answer(202, headers={"x-message-id": f"sg-{number}"})
-            case "acs":
-                return _json(202, {"id": received.headers["operation-id"], "status": "Running"})
-            case _:
-                return _json(200, {"name": f"projects/demo-proj/messages/{number}"})
-
-
-_PATHS = {
-    "token": "/token",
-    "twilio": "/2010-04-01/",
-    "sns": "/sns",
-    "sendgrid": "/v3/mail/send",
-    "acs": "/emails:send",
-    "fcm": "messages:send",
-}
-
-
-def _json(status: int, said: Any) -> ServerAction:
-    return answer(status, json.dumps(said).encode(), {"content-type": "application/json"})
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +145,11 @@ DRIVER = {
 }
 
 
+@pytest.mark.source("002", "26", "39-46", "74-88", "90-94", "103", "105", "206-208", "246", "256", "504-522")
 def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: VendorServer) -> None:
     status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
-    assert (status, sent["status"]) == (200, "sent")
+    assert (status, sent["status"], sent["provider"]) == (200, "sent", "fcm")
+    assert set(sent) >= {"notificationId", "status", "sentAt", "providerMessageId"}
     assert sent["providerMessageId"].startswith("projects/demo-proj/messages/")
     # FCM only accepts the message; the app reports the delivery, which the next read shows.
     post = fcm_post(Report("fcm", sent["providerMessageId"].rpartition("/")[2], "delivered"))
@@ -215,9 +161,11 @@ def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: V
     assert message["notification"] == {"title": "Your driver", "body": "is Grace"}
 
 
+@pytest.mark.source("002", "65", "70-72", "82-87", "90-94", "106", "524-541")
 def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: VendorServer) -> None:
     vendors.told["fcm"].append(HANG)
-    status, failed = send(service, {**DRIVER, "synchronous": True})
+    bare = {name: value for name, value in DRIVER.items() if name not in ("channel", "priority")}
+    status, failed = send(service, bare)  # the template has only one channel
     error = failed["error"]
     assert (status, error["code"]) == (504, "DELIVERY_TIMEOUT")
     assert error["message"] == "Synchronous delivery timed out after 2s. Notification NOT queued."
@@ -226,6 +174,7 @@ def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendor
     assert "nextRetryAt" not in found
 
 
+@pytest.mark.source("002", "67", "100-102", "108-112", "136-148", "200-202", "213-224", "257", "543-566")
 def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     service: Service, vendors: VendorServer
 ) -> None:
@@ -253,6 +202,7 @@ def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     assert outcomes == ["ambiguous", "transient", "accepted"]
 
 
+@pytest.mark.source("002", "194-196", "211-213", "226-229", "233-237", "300-325", "568-582", "584")
 def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
@@ -265,15 +215,46 @@ def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
     forged = twilio_post(report, token="0" * 32)
     assert _post(service, forged.path, forged.headers, forged.body) == 401
     assert read(service, id)["status"] == "sent"
-    post = twilio_post(report)
-    assert _post(service, post.path, post.headers, post.body) < 300
+    path, headers, body = _as_json(sid, url)
+    assert _post(service, path, headers, body) < 300
     found = service.until(id, "sent", 2)
     assert found["id"] == id
+    assert set(found) >= {"providerMessageIds", "providerNames", "attemptCount", "lastAttemptAt"}
     assert found["providerNames"] == ["twilio", "sns"]
     assert found["providerMessageIds"][0] == sid
     assert found["providerMessageIds"][1].startswith("sns-")
 
 
+@pytest.mark.source("002", "344-345")
+@pytest.mark.parametrize("event", ["soft", "hard", "hard drop", "unknown"])
+def test_a_bounced_or_dropped_email_goes_to_the_other_provider(
+    service: Service, vendors: VendorServer, event: str
+) -> None:
+    to = {"email": f"{event.replace(' ', '-')}@example.org"}
+    _, sent = send(service, {"channel": "email", "recipient": to, "content": {"subject": "S", "body": "B"}})
+    id = sent["notificationId"]
+    (message,) = service.until(id, "sent")["providerMessageIds"]
+    post = sendgrid_post([Report("sendgrid", message, event, {"homing_notification_id": id})])
+    assert _post(service, post.path, post.headers, post.body) < 300
+    assert service.until(id, "sent", 2)["providerNames"] == ["sendgrid", "acs"]
+
+
+@pytest.mark.source("002", "355")
+def test_a_push_that_the_app_reports_as_failed_is_sent_again_by_the_same_provider(
+    service: Service, vendors: VendorServer
+) -> None:
+    content = {"title": "Order", "body": "It is on its way"}
+    _, sent = send(service, {"channel": "push", "recipient": {"deviceToken": "token-1"}, "content": content})
+    id = sent["notificationId"]
+    (message,) = service.until(id, "sent")["providerMessageIds"]
+    post = fcm_post(Report("fcm", message.rpartition("/")[2], "soft"))
+    assert _post(service, post.path, post.headers, post.body) < 300
+    service.until(id, "retrying")
+    now(service, id)
+    assert service.until(id, "sent", 2)["providerNames"] == ["fcm", "fcm"]
+
+
+@pytest.mark.source("002", "30", "393-399", "586-598")
 def test_scenario_5_the_locale_is_resolved_without_a_substitute(
     service: Service, vendors: VendorServer
 ) -> None:
@@ -284,20 +265,27 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(
     assert (found["locale"], found["content"]["subject"]) == ("es-MX", "Pedido confirmado")
     status, sent = send(service, {**to, "recipient": {"email": "ada@example.org", "locale": "en-US"}})
     assert read(service, sent["notificationId"])["content"]["subject"] == "Order confirmed"
-    missing = {**to, "templateKey": "only_english"}
+    missing = {**to, "templateKey": "order_shipped"}
     status, refused = send(service, missing, Accept_Language="es-MX, en-US;q=0.9")
     assert (status, refused["error"]["code"]) == (422, "TEMPLATE_NOT_FOUND")
     status, refused = send(service, to, Accept_Language="fr-FR")
     assert (status, refused["error"]["code"]) == (422, "INVALID_REQUEST")
+    preferred = {**to, "recipient": {"email": "ada@example.org", "locale": "fr-FR"}}
+    status, refused = send(service, preferred, Accept_Language="es-MX")
+    assert (status, refused["error"]["field"]) == (422, "recipient.locale")
 
 
+@pytest.mark.source("002", "258", "473-498", "600-617")
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     service: Service, vendors: VendorServer
 ) -> None:
-    vendors.told["twilio"].append(_json(400, {"code": 21635, "message": "The number is a landline"}))
+    vendors.told["twilio"].append(json_answer(400, {"code": 21635, "message": "The number is a landline"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
     id = sent["notificationId"]
-    assert service.until(id, "failed")["reason"] == "BAD_RECIPIENT"
+    failed = service.until(id, "failed")
+    assert (failed["reason"], failed["attemptCount"]) == ("BAD_RECIPIENT", 1)
+    assert "landline" in failed["lastError"]
+    assert "failedAt" in failed
     claims = {"iss": "https://id.listo.example", "aud": "homing", "sub": "support"}
     stamps = {"iat": int(time.time()), "exp": int(time.time()) + 600}
     admin = {"Authorization": f"Bearer {jwt.encode({**claims, **stamps}, SECRET, 'HS256')}"}
@@ -313,6 +301,18 @@ def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
     assert found["providerNames"] == ["twilio", "sns"]
     (cause,) = read(service, f"{id}/attempts")["causes"]
     assert (cause["name"], cause["who"], cause["why"]) == ("retry", "jwt:support", reason)
+
+
+def _as_json(sid: str, url: str) -> tuple[str, dict[str, str], bytes]:
+    """Returns the callback of the source: JSON, whose hash is a signed part of the URL."""
+    body = json.dumps({"MessageSid": sid, "MessageStatus": "failed", "ErrorCode": "30005"}).encode()
+    url = f"{url}{'&' if '?' in url else '?'}bodySHA256={sha256(body).hexdigest()}"
+    headers = {
+        "X-Twilio-Signature": compute_signature(TOKEN, url, ()),
+        "Content-Type": "application/json",
+        "Host": urlsplit(url).netloc,
+    }
+    return url.removeprefix(PUBLIC), headers, body
 
 
 def _post(service: Service, path: str, headers: Any, body: bytes) -> int:

@@ -306,3 +306,16 @@ async def test_a_direct_url_that_leads_nowhere_is_refused(postgres_url: str, url
     assert not listen.ok
     assert "127.0.0.1:1/x (ConnectionRefusedError)" in listen.detail
     assert "secret" not in listen.detail
+
+
+async def test_a_role_that_is_called_like_the_schema_is_a_warning(postgres_url: str, url: str) -> None:
+    """Its objects without a schema would be created in Homing's schema."""
+    await _execute(postgres_url, f"GRANT CREATE ON DATABASE {urlsplit(postgres_url).path[1:]} TO {ROLE}")
+    own = f"{url}?schema={ROLE}"
+    store = PostgresStore(own)
+    await store.open()
+    await store.migrate()
+    await store.close()
+    found = (await _findings(own))["role"]
+    assert found.ok
+    assert "land in Homing's schema" in found.advice

@@ -169,7 +169,7 @@ async def test_the_addresses_of_a_name_are_tried_like_hosts(
 
 
 async def test_a_wrong_password_is_a_clear_error_when_the_store_isopened(cluster: PostgresCluster) -> None:
-    url = cluster.primary.url.replace("homing@", "stranger:wrong@")
+    url = cluster.primary.url.replace("homing_app@", "stranger:wrong@")
     with pytest.raises(StoreError, match="rejected the login; check the user, password and database"):
         await PostgresStore(url).open()
 

@@ -194,7 +194,7 @@ async def test_a_request_in_the_inbox_is_not_removed_for_a_lost_one_with_the_sam
         await connection.execute(enqueue)
     finally:
         await connection.close()
-    assert await store.accept_inbox([AcceptedEntry(lost, a_submission())]) == 0
+    assert (await store.accept_inbox([AcceptedEntry(lost, a_submission())])).entries == 0
     assert await store.amend_inbox(lost, Command(name=CommandName.RETRY, who="ada")) is None
     await store.remove_inbox([lost])
     (kept,) = await store.take_inbox(10, HOUR_MS)

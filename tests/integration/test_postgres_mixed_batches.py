@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import NewNotification, Submission
 from homing.core.notifications import Content
 from homing.stores.postgres import PostgresStore
+from homing.stores.postgres.accept import known_requests
 from homing.testing.builders import HOUR_MS, a_message, a_notification, a_submission
+from support.postgres_servers import opened
 
 
 async def _stored_as_given(store: PostgresStore, batch: Sequence[Submission]) -> None:
@@ -28,6 +30,17 @@ async def _stored_as_given(store: PostgresStore, batch: Sequence[Submission]) ->
         assert (found.max_attempts, found.attempts_before) == (new.max_attempts, new.attempts_before)
         assert (found.last_error, found.content) == (new.last_error, new.message.content)
         assert (found.send_at is None) == (new.send_at is None)
+
+
+async def test_only_what_is_stored_under_the_given_keys_is_read(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        keyed = [a_submission(key=key) for key in ("one", "two")]
+        await store.accept(keyed)
+        wanted = {("default", "one"), ("default", "none")}
+        found = await store._read(lambda tx: known_requests(tx, wanted))
+        assert {key: stored.batch_id for key, stored in found.items()} == {
+            ("default", "one"): keyed[0].batch_id
+        }
 
 
 def _one(fields: dict[str, Any]) -> NewNotification:

@@ -64,8 +64,8 @@ async def another(store: PostgresStore, postgres_url: str) -> AsyncIterator[Post
 
 
 @pytest.fixture
-async def admin(postgres_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(postgres_url)
+async def admin(migrated_postgres_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(migrated_postgres_url)
     yield connection
     await connection.close()
 

@@ -37,8 +37,8 @@ SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
 
 
 @pytest.fixture
-async def admin(postgres_url: str) -> AsyncIterator[Admin]:
-    connection = await asyncpg.connect(postgres_url)
+async def admin(migrated_postgres_url: str) -> AsyncIterator[Admin]:
+    connection = await asyncpg.connect(migrated_postgres_url)
     yield connection
     await connection.close()
 
@@ -260,8 +260,17 @@ async def test_a_batch_after_a_failed_one_is_not_stored(store: PostgresStore) ->
     assert sum(tally.count for tally in await store.tallies("default")) == 1
 
 
+_LOCKED = """
+SELECT c.relname FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+WHERE l.mode = 'RowExclusiveLock' AND c.relname IN ('requests', 'dedups', 'queues')
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
 @pytest.mark.parametrize("what", ["idempotency_key", "dedup_key", "outlet"])
-async def test_an_earlier_batch_never_waits_for_a_later_one(store: PostgresStore, what: str) -> None:
+async def test_an_earlier_batch_never_waits_for_a_later_one(
+    store: PostgresStore, postgres_url: str, what: str
+) -> None:
     """Two transactions can wait for each other at keys and at new queues."""
 
     def one() -> Submission:
@@ -276,6 +285,9 @@ async def test_an_earlier_batch_never_waits_for_a_later_one(store: PostgresStore
     turn, before, after = _Turn(), one(), one()
     task = asyncio.create_task(store.accept_after([after], turn))
     await turn.asked.wait()
+    connection = await asyncpg.connect(postgres_url)
+    assert await connection.fetch(_LOCKED) == [], "keys and new queues are written after the earlier batch"
+    await connection.close()
     async with asyncio.timeout(60):
         (first,) = await store.accept([before])
     assert first.duplicates == frozenset()

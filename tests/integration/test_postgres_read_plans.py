@@ -95,6 +95,7 @@ CALLS: dict[str, Callable[[Backend], Awaitable[Any]]] = {
     "list, of a channel": listed(channel=Channel.EMAIL),
     "waiting": lambda store: store.waiting("default"),
     "waiting, due": lambda store: store.waiting("default", ready=True),
+    "due, by status": lambda store: store.count_due("default"),
     "tallies": lambda store: store.tallies("default"),
     "error groups": lambda store: store.error_groups("default"),
     "roll-ups": lambda store: store.roll_ups("default", since_ms=3_600_000),
@@ -158,6 +159,7 @@ async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.close()
 
 
+@pytest.mark.source("003", "406-411")
 async def test_no_statement_reads_more_pages_than_needed_and_the_meter_would_notice_a_scan(
     filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

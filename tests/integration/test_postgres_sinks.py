@@ -18,16 +18,7 @@ LATE = SinkRegistration(name="late", kind="callback", events=frozenset({STATUS_C
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    made = PostgresStore(postgres_url)
-    await made.open()
-    await made.migrate()
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def caller(postgres_url: str) -> AsyncIterator[Any]:
+async def caller(store: PostgresStore, postgres_url: str) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(postgres_url)
     yield connection
     await connection.close()

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from homing import Delivery, Homing, Priority
+from homing import Delivery, Event, Homing, Priority
+from homing.core.errors import NotFound
+from homing.engine.delivery.worker import Processed
+from homing.engine.operations.queue_overview import read_queue_overview
+from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.engine.upkeep.alerts import Alerts
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_message, a_notification, a_submission
 
 
 @pytest.fixture
@@ -73,3 +80,116 @@ async def test_more_than_fits_into_a_lane_is_processed_in_several_claims() -> No
             await homing.send(f"a{number}@example.org", channel="email", body="x")
         assert (await homing.process(8)).succeeded == 8
         assert (await homing.process()).succeeded == 2
+
+
+class CronJob:
+    """Runs `process` in a new engine each time, as a cron job does, and keeps the alerts."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._folder = folder
+        self._settings = settings
+        self.alerts: list[str] = []
+        self.down = True
+
+    def _note(self, event: Event) -> None:
+        self.alerts.append(event.payload["alert"])
+
+    def _provider(self, delivery: Delivery) -> None:
+        if self.down:
+            raise OSError("down")
+
+    def engine(self) -> Homing:
+        return Homing(
+            self._folder / "homing.db",
+            providers={"mail": self._provider},
+            preset="simple",
+            worker_name="host",
+            on_event=self._note,
+            events=["Alert"],
+            sinks={},
+            **self._settings,
+        )
+
+    async def send(self) -> str:
+        async with self.engine() as homing:
+            return (await homing.send("ada@example.org", channel="email", body="x")).id
+
+    async def run(self, **chosen: Any) -> Processed:
+        async with self.engine() as homing:
+            return await homing.process(**chosen)
+
+
+async def test_runs_from_cron_raise_each_alert_once_until_its_value_is_good_again(tmp_path: Path) -> None:
+    job = CronJob(tmp_path, thresholds={"retry_backlog": 0})
+    id = await job.send()
+    assert (await job.run()).retried == 1
+    assert job.alerts == ["RetryBacklog"]
+    await job.run()
+    assert job.alerts == ["RetryBacklog"], "the run before has raised it"
+    job.down = False
+    await job.run(ids=[id])
+    await job.run()
+    job.down = True
+    await job.send()
+    await job.run()
+    assert job.alerts == ["RetryBacklog", "RetryBacklog"]
+
+
+async def test_a_run_from_cron_purges_and_sends_a_heartbeat(tmp_path: Path) -> None:
+    job = CronJob(tmp_path, retention={"sent_ms": 0})
+    job.down = False
+    id = await job.send()
+    assert (await job.run(tenant="default")).succeeded == 1
+    async with job.engine() as homing:
+        assert await homing.workers() == (), "a run for one tenant does nothing else"
+        assert (await homing.get(id)).status == "sent"
+        await homing.process()
+        with pytest.raises(NotFound):
+            await homing.get(id)
+        (worker,) = await homing.workers()
+    await job.run()
+    async with job.engine() as homing:
+        assert [(one.name, one.state) for one in await homing.workers()] == [("host:process", "live")]
+    assert worker.providers == ("mail",)
+
+
+async def test_a_run_beside_a_worker_leaves_the_upkeep_to_the_worker(tmp_path: Path) -> None:
+    async with Homing(
+        tmp_path / "homing.db", providers={"mail": lambda delivery: None}, worker=True
+    ) as homing:
+        worker = homing.worker
+        await homing.process()
+        assert homing.worker is worker
+        assert not any(one.name.endswith(":process") for one in await homing.workers())
+
+
+async def test_an_alert_is_not_repeated_by_the_next_process(tmp_path: Path) -> None:
+    async def add(key: str) -> int:
+        async with Homing(tmp_path / "homing.db") as homing:
+            alerts = Alerts(homing._backend, SystemClock(), SystemRandomSource())
+            await alerts.load_memory()
+            alerts.add_once(key, "SinkUnseen", "a sink is not used")
+            await alerts.save_memory()
+            return len(alerts._waiting)
+
+    assert [await add("sink:a"), await add("sink:a"), await add("sink:b")] == [1, 0, 1]
+
+
+async def test_the_overview_counts_notifications_that_do_not_fit_on_one_page() -> None:
+    large = a_message("x" * 1_000_000)
+    store = SqliteStore(":memory:")
+    await store.open()
+    try:
+        await store.migrate()
+        for _ in range(10):
+            await store.accept([a_submission(a_notification(message=large))])
+            await store.accept(
+                [a_submission(a_notification(message=large, attempts_before=1, delay_ms=3_600_000))]
+            )
+        overview = await read_queue_overview(store, None, 50)
+        assert (overview.pending, overview.in_backoff, overview.found) == (20, 10, 10)
+        assert len(overview.due) == 8
+        assert (await read_queue_overview(store, None, 3)).found == 3
+        assert (await read_queue_overview(store, "nobody", 50)).found == 0
+    finally:
+        await store.close()

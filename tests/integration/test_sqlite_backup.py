@@ -112,6 +112,13 @@ def test_a_backup_that_fails_leaves_no_file(path: Path, target: Path) -> None:
         assert list(target.parent.glob("backup*")) == []
 
 
+def test_a_database_without_tables_is_refused(path: Path, target: Path) -> None:
+    path.touch()
+    with pytest.raises(SchemaError, match="run homing db migrate first"):
+        back_up(path, target, nothing)
+    assert list(target.parent.glob("backup*")) == []
+
+
 def test_another_database_is_refused(path: Path, target: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE orders (number INTEGER)")

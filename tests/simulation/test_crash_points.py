@@ -67,7 +67,7 @@ def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
             await real(self)
 
         with patch.object(SimulationRun, "_script", script):
-            assert run_simulation(few(2)).crashes == 1
+            assert run_simulation(few(9)).crashes == 1
 
 
 def test_a_dead_process_has_no_further_effect() -> None:

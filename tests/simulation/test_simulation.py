@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 LIFETIMES = 1_000
 STARTS = tuple(range(10_000, 20_000, 1_000))
-"""Ten campaigns of a thousand notifications each, all with different seeds."""
+"""Ten campaigns of a thousand notifications each, all with different seeds. The first one has all faults."""
 
 REGRESSIONS = (
     (4, 200, "a synchronous send that ran out of time was recorded for the provider it had left"),
@@ -45,13 +45,15 @@ REGRESSIONS = (
     (12_002, 250, "a claim that took long was judged by a time from before the clock was set"),
     (16_002, 250, "a reported failure ended the hold on a provider that had refused the notification"),
     (17_001, 250, "a provider on hold for a claim kept the trial of another one's breaker from it"),
+    (1_600_014_007, 250, "a check expected a worker to know an answer that came after its deadline"),
+    (1_600_014_013, 250, "two reports about an earlier message ended a Retry-After"),
 )
 """(seed, requests, what it found). A simulation changes with the code, so a seed does not prove that its bug
 is fixed. It is cheap, though, and covers unusual situations.
 """
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", STARTS[1:])
 def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
     totals = run_campaign(LIFETIMES, seed=start)
     assert not totals.failures, totals.failures[0].text
@@ -108,8 +110,9 @@ def test_every_provider_always_has_a_process_that_can_send_through_it() -> None:
 
 
 def test_the_faults_really_happen() -> None:
-    totals = run_campaign(3_000, seed=77)
+    totals = run_campaign(LIFETIMES, seed=STARTS[0])
     assert not totals.failures, totals.failures[0].text
+    assert totals.lifetimes >= LIFETIMES
     happened = {
         "crashes": totals.crashes,
         "pauses": totals.pauses,
@@ -129,7 +132,7 @@ def test_the_faults_really_happen() -> None:
 
 def test_providers_are_asked_about_notifications_without_receipts() -> None:
     trace = Trace(None)
-    run_simulation(build_plan(4, 150), trace)
+    run_simulation(build_plan(1, 150), trace)
     assert any(" look up " in line for line in trace.lines)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
 from homing.core.retry.policy import Jitter, OnTimeout
+from support.preloaded_cli import preloaded_command
 
 SETTINGS = """\
 store = "homing.db"
@@ -50,14 +49,17 @@ class CommandResult:
 
 
 class Cli:
-    """Runs `homing` in one folder, without the caller's HOMING_* variables."""
+    """Runs `homing` in one folder, without the caller's HOMING_* variables.
+
+    A command that keeps running is started afresh, each other one from a process that has imported Homing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, *argv: str, stdin: bytes | None = None, **env: str) -> CommandResult:
         done = subprocess.run(
-            self.command(*argv),
+            self.short_command(*argv),
             input=stdin if stdin is not None else b"",
             capture_output=True,
             timeout=_TIMEOUT_S,
@@ -73,21 +75,10 @@ class Cli:
         return result
 
     def many(self, *argvs: Sequence[str], **env: str) -> list[CommandResult]:
-        """Runs several commands one after another in one process, which saves the imports."""
-        asked = msgspec.json.encode(argvs)
-        done = subprocess.run(
-            [sys.executable, __file__],
-            input=asked,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            cwd=self.folder,
-            env=self.env(**env),
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        answers = msgspec.json.decode(done.stdout, type=list[tuple[int, str, str]])
-        return [CommandResult(*answer, argv=argv) for answer, argv in zip(answers, argvs, strict=True)]
+        """Runs several commands one after another."""
+        return [self(*argv, stdin=None, **env) for argv in argvs]
 
-    def start(self, *argv: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
         """Starts a command that keeps running."""
         return subprocess.Popen(
             self.command(*argv),
@@ -96,14 +87,18 @@ class Cli:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env=self.env(),
+            env=self.env(**env),
         )
+
+    def short_command(self, *argv: str) -> list[str]:
+        """Returns the program of a command that soon ends."""
+        return preloaded_command(*argv)
 
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, "-m", "homing.cli", *argv]
 
     def env(self, **more: str) -> dict[str, str]:
-        dropped = ("HOMING_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_")
+        dropped = ("HOMING_", "DATABASE_URL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return {**kept, "TZ": "UTC", **more}
 
@@ -186,20 +181,3 @@ def _empty(folder: Path) -> Path:
     file = folder / "empty.toml"
     file.write_text("")
     return file
-
-
-def _run_each() -> None:
-    """Runs the command lines on stdin like the console script, and writes their results to stdout."""
-    from homing.cli.app import run
-
-    answers = []
-    for argv in msgspec.json.decode(sys.stdin.buffer.read(), type=list[list[str]]):
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            code = run(argv)
-        answers.append((int(code), out.getvalue(), err.getvalue()))
-    sys.stdout.buffer.write(msgspec.json.encode(answers))
-
-
-if __name__ == "__main__":
-    _run_each()

@@ -200,9 +200,7 @@ class FakeVendors:
                 self,
                 api_key="SG.key",
                 from_email="us@example.org",
-                webhook_public_key=b64encode(
-                    SENDGRID_KEY.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-                ).decode(),
+                webhook_public_key=sendgrid_public_key(),
             ),
             "acs": AcsProvider(
                 self,
@@ -416,6 +414,11 @@ def _certificate() -> bytes:
     made = x509.CertificateBuilder(name, name, SNS_KEY.public_key(), x509.random_serial_number())
     made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=30))
     return made.sign(SNS_KEY, SHA256()).public_bytes(Encoding.PEM)
+
+
+def sendgrid_public_key() -> str:
+    key = SENDGRID_KEY.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return b64encode(key).decode()
 
 
 def key_file() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import inspect
 from msgspec.inspect import Type
 
-TEXTS = ("email", "primary", "critical", "22:00", "en-US", "simple", "*")
+TEXTS = ("email", "primary", "critical", "22:00", "en-US", "simple", "*", "key=value")
 """Texts of which one matches each pattern."""
 
 Path = tuple[str | int, ...]

@@ -23,6 +23,8 @@ class InstalledCli(Cli):
     def command(self, *argv: str) -> list[str]:
         return [str(Path(sys.executable).parent / "homing"), *argv]
 
+    short_command = command
+
 
 @dataclass
 class MailHost:

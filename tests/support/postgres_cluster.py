@@ -50,7 +50,7 @@ class PostgresCluster:
     def url(self) -> str:
         """The URL with both servers, for a client that wants the one that accepts writes."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        return f"postgresql://homing@{hosts}/postgres?target_session_attrs=read-write"
+        return f"postgresql://homing_app@{hosts}/postgres?target_session_attrs=read-write"
 
     def hold_replication(self) -> None:
         """Holds all WAL back from the standby, so that a promotion loses the commits from now on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -36,6 +37,10 @@ class NoServer(Exception):
     """PostgreSQL is not installed on this machine."""
 
 
+class NoCron(Exception):
+    """pg_cron is not installed for this PostgreSQL."""
+
+
 class PrivatePostgres:
     """A server with a data folder of its own. It ends with this process.
 
@@ -49,9 +54,13 @@ class PrivatePostgres:
         *,
         fsync: bool = True,
         archive: bool = False,
+        cron: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """`archive` keeps all WAL, for `restore`. `options` are settings that ALTER SYSTEM cannot change."""
+        """`archive` keeps all WAL, for `restore`. `options` are settings that ALTER SYSTEM cannot change.
+
+        With `cron`, pg_cron runs, in the database `postgres`.
+        """
         self._programs = _programs()
         self._folder = folder or GuardedFolder("homing-postgres-")
         self._owns_folder = folder is None
@@ -63,20 +72,37 @@ class PrivatePostgres:
             self._archive.mkdir()
             self._folder.own(self._archive)
             self._options |= {"archive_mode": "on", "archive_command": f"cp %p {self._archive}/%f"}
+        if cron:
+            if not (self._programs.parent / "lib" / "pg_cron.so").exists():
+                raise NoCron
+            self._options |= {"shared_preload_libraries": "pg_cron", "cron.host": "127.0.0.1"}
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
 
     @property
     def url(self) -> str:
-        return f"postgresql://homing@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://homing_app@127.0.0.1:{self.port}/postgres"
 
     @property
     def data(self) -> Path:
         """The data folder."""
         return self._data
 
+    def output_of(self, program: str, *arguments: str) -> str:
+        """Runs a client program, such as psql or pg_dump, and returns what it prints."""
+        done = subprocess.run(
+            [str(self._programs / program), *arguments],
+            env={**os.environ, "LC_ALL": "C", "PGTZ": "UTC"},
+            check=False,
+            text=True,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def __enter__(self) -> Self:
-        self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing", "--no-sync")
+        self._run("initdb", "--auth=trust", "--encoding=utf8", "--username=homing_app", "--no-sync")
         self.start()
         return self
 
@@ -161,7 +187,7 @@ class PrivatePostgres:
     def base_backup(self, name: str, *arguments: str, port: int | None = None) -> Path:
         """Copies the running server on this or another port, with the WAL that the copy needs."""
         target = self._folder.path / name
-        source = f"host=127.0.0.1 port={port or self.port} user=homing"
+        source = f"host=127.0.0.1 port={port or self.port} user=homing_app"
         self._run(
             "pg_basebackup", "--checkpoint=fast", "--no-sync", "-D", str(target), "-d", source, *arguments
         )

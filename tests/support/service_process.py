@@ -67,8 +67,8 @@ class Service:
 
 
 @contextmanager
-def serving(cli: Cli, *argv: str) -> Iterator[Service]:
-    process = cli.start("serve", "--listen", "127.0.0.1:0", *argv)
+def serving(cli: Cli, *argv: str, **env: str) -> Iterator[Service]:
+    process = cli.start("serve", "--listen", "127.0.0.1:0", *argv, **env)
     try:
         yield Service(process, cli.folder)
     finally:

@@ -12,10 +12,9 @@ from homing.testing.fault_server import FaultServer
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
+async def store(migrated_postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(migrated_postgres_url)
     await store.open()
-    await store.migrate()
     yield store
     await store.close()
 

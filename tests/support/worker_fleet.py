@@ -17,6 +17,7 @@ import asyncpg
 import msgspec
 
 from homing import Homing, SendResult, Status
+from homing.cli.common.exit_codes import ExitCode
 
 CONFIG = """
 store = "{store}"
@@ -81,6 +82,13 @@ class Fleet:
     @property
     def workers(self) -> Sequence[subprocess.Popen[bytes]]:
         return self._workers
+
+    def restart_ended(self) -> None:
+        """Starts workers again whose start has failed because the store was unavailable."""
+        for position, worker in enumerate(self._workers):
+            if worker.poll() is not None:
+                assert worker.returncode == ExitCode.STORE, f"a worker ended with {worker.returncode}"
+                self._workers[position] = self._start()
 
     def start(self) -> None:
         self._workers = [self._start() for _ in range(self._size)]

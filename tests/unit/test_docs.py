@@ -33,9 +33,11 @@ from homing.core.notifications import (
 from homing.core.retry.policy import MODE_DEFAULTS, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
 from homing.core.retry.presets import PRESETS
 from homing.core.routing.breaker import PUSH_BREAKER, BreakerPolicy
+from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.send_request import SendRequest
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.settings import default_settings_text
+from support.docs_pages import inline_code
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -76,6 +78,89 @@ def test_every_code_block_that_imports_homing_is_marked_as_runnable_or_not() -> 
     for page in _all_pages():
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             assert "from homing import" not in block, f"{page.name}: mark it runnable, or no-run"
+
+
+COMING_FROM = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_every_block_of_a_page_for_newcomers_runs(page: Path) -> None:
+    opened = re.findall(r"^```(\w.*)\n", page.read_text(), re.MULTILINE)
+    assert all(info == "text output" or info.endswith(" runnable") for info in opened), opened
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda page: page.stem)
+def test_the_names_on_a_page_for_newcomers_exist(page: Path) -> None:
+    """Their own names are in the first column of a table, and Homing's in the others."""
+    from homing.api.all_routes import all_routes
+    from homing.compose import LISTED_KEYS
+    from homing.telemetry.metric_catalog import CATALOGUE
+
+    schema = "".join(path.read_text() for path in (ROOT / "src/homing/stores/postgres/sql").glob("*.sql"))
+    sql = set(re.findall(r"(?:FUNCTION|VIEW|TABLE) homing\.(\w+)", schema))
+    routes = {f"{route.method} {route.path}" for route in all_routes()}
+    settings = {key for key, _, _ in _rows("settings.md", "Settings")}
+    tables = {key.partition(".")[0] for key in settings if "." in key}
+    keys = {*settings, *LISTED_KEYS, *PolicyPatch.__struct_fields__, "headers"}
+    metrics = {metric.name for metric in CATALOGUE}
+    alerts = set(_names("events.md", "Alert", table=1))
+    for code in inline_code(page):
+        if found := re.match(r"homing\.([a-z]\w+)", code):
+            assert found[1] in sql | {"db", "toml"}, code
+        elif re.match(r"(GET|POST|PUT|DELETE) /", code):
+            assert code in routes, code
+        elif re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", code) and code.partition(".")[0] in tables:
+            assert code in settings, code
+        elif found := re.match(r"([a-z_.]+) = ", code):
+            assert found[1] in keys, code
+        elif found := re.match(r"((?:homing_|retry_|retries_)\w+(?:_total|_depth|_seconds))", code):
+            assert found[1] in metrics, code
+    for alert in re.findall(r"alert `(\w+)`", page.read_text()):
+        assert alert in alerts, alert
+
+
+THEIR_NAMES = {
+    "a-priority-retry-service": """
+        DeliveryFailed AssessingRetry SchedulingRetry AwaitingRetry Retrying DeliverySucceeded
+        PermanentFailure PriorityConfig maxRetries baseDelayMs maxDelayMs RetryConfig
+        getPriorityConfig getPriorityBackoff shouldRetry calculateBackoffDelay addJitter Redis Kafka
+        MongoDB""",
+    "a-queue-table-with-cron": """
+        maxRetryAttempts retryDelayMinutes queueBatchSize gibbonSetting gibbonNotificationQueue
+        gibbonNotificationQueueID gibbonPersonID attempts lastAttemptAt sentAt errorMessage
+        timestampCreated status_attempts selectPendingNotifications calculateRetryDelay
+        getNextRetryTime isReadyForRetry getRetryInfo getRetryStatistics
+        selectNotificationsPendingRetry getRetryHealthMetrics getNotificationByID
+        getRetrySettingsByType --purge-days --interval=30 pending_retry_count retry_recovery_rate""",
+    "a-delivery-service-with-failover": """
+        DetermineDeliveryMode DeliveryTimeoutException serviceOrigin maxAttempts baseDelaySeconds
+        backoffFactor maxBackoffSeconds jitterMs timeoutSeconds ExponentialBackoffRetryService
+        ProviderMessageIds ProviderNames AttemptCount LastAttemptAt RetryWithSecondaryProviderAsync
+        spam_report opened clicked TemplateNotFoundException ResolveLocaleAsync PreferredLocale
+        RenderedContent NotificationQueue FailedAt LastError providerAttempts forceProvider
+        retryAttemptId estimatedDeliveryTime X-Admin-Override""",
+    "triggers-with-a-retry-table": """
+        push_notification_queue push_notification_dead_letter license_key payload retry_count
+        max_retries next_retry_at last_error_at succeeded notification_type entry_id announcement_id
+        final_error acknowledged_by view_failed_notifications process_notification_queue
+        cleanup_old_queue_entries move_to_dead_letter queue_failed_notification calculate_next_retry
+        update_push_notification_secrets push_notification_config process-notifications""",
+    "a-retry-scheduler-on-rabbitmq": """
+        retry.scheduled manual-review.pending RetryMessage message_id original_payload
+        original_queue error_reason retry_count max_retries next_retry_at_ms calculateNextRetryDelay
+        retry_queue idx_retry_next_retry retried consumeRetryMessages saveRetryTask getDueRetryTasks
+        republishMessage updateRetryTask moveToManualReview SERVICE_NAME HTTP_PORT RABBITMQ_URL
+        RETRY_QUEUE MANUAL_REVIEW_QUEUE DEFAULT_MAX_RETRIES BASE_DELAY_MS MAX_DELAY_MS
+        RETRY_POLL_INTERVAL_MS DATABASE_URL retries_scheduled_total retries_executed_total
+        retries_exhausted_total retry_queue_depth""",
+}
+"""Names that the readers of each page use today."""
+
+
+@pytest.mark.parametrize("page", THEIR_NAMES)
+def test_a_page_for_newcomers_has_the_names_that_they_know(page: str) -> None:
+    text = (ROOT / "docs" / "coming-from" / f"{page}.md").read_text()
+    assert [name for name in THEIR_NAMES[page].split() if name not in text] == []
 
 
 def test_all_statuses_are_described() -> None:
@@ -224,6 +309,10 @@ def test_the_modes_match_the_code() -> None:
         assert re.search(
             rf"{'one attempt' if attempts == 1 else f'{attempts} attempts'}\D+{seconds} s", words
         ), mode
+    for mode, _, _, queue_name, goal, _ in _rows("policies-and-presets.md", "Delivery modes"):
+        info = MODE_INFO[Mode(mode)]
+        assert queue_name == info.queue_name or (not info.queue_name and queue_name.startswith("none"))
+        assert _ms(goal) == info.latency_goal_ms
 
 
 def test_the_breaker_s_defaults_match_the_code() -> None:
@@ -255,6 +344,7 @@ def test_every_alert_that_the_engine_raises_is_described() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").rglob("*.py"))
     call = r"(?:_raise_alert|alerts\.add|(?:alerts|self)\.add_once)"
     raised = set(re.findall(call + r"\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source))
+    raised |= set(re.findall(r"ThresholdCheck\(\s*name=\"(\w+)\"", source))
     assert set(_names("events.md", "Alert", table=1)) == raised
 
 

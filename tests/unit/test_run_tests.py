@@ -46,7 +46,7 @@ def test_a_suite_that_fails_does_not_stop_the_others(project: Path) -> None:
     assert found["unit"] == ["1", "1", "0"]
     assert found["conformance"] == ["1", "0", "0"]
     assert found["total"] == ["3", "1", "0"]
-    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of core and engine ran
+    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of the package ran
 
 
 def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(project: Path) -> None:
@@ -61,7 +61,8 @@ def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(
 def test_coverage_is_judged_only_if_unit_and_component_tests_ran(project: Path) -> None:
     done = run(project, "--suites", "component")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
-    assert "not judged, as that needs the suites unit and component" in done.stdout
+    assert "core and engine: not judged, as that needs the suites unit, component" in done.stdout
+    assert "the whole package: not judged, as that needs the suites unit, component, conf" in done.stdout
 
 
 def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Path) -> None:
@@ -85,6 +86,43 @@ def test_coverage_counts_lines_that_only_one_of_the_two_suites_runs(project: Pat
         "--fail-under=100",
     ]
     assert subprocess.run(command, cwd=project, check=False).returncode == 0
+
+
+COMMANDS_TEST = """
+import os, subprocess, sys
+
+def test_it():
+    options = ["--source=homing.cli", "--parallel-mode", f"--data-file={os.environ['COVERAGE_OF_COMMANDS']}"]
+    command = [sys.executable, "-m", "coverage", "run", *options, "-m", "homing.cli"]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": "src"})
+"""
+
+
+@pytest.mark.source("004", "233")
+def test_the_whole_package_needs_a_coverage_of_85_percent_with_that_of_its_commands(project: Path) -> None:
+    (project / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
+    (project / ".coveragerc").write_text("[run]\nbranch = true\n")
+    twenty_lines = "".join(f"print({number})\n" for number in range(20))
+    for name, source in {
+        "__init__": "",
+        "core/__init__": "",
+        "core/sides": "def left():\n    return 1\n",
+        "engine/__init__": "",
+        "cli": twenty_lines,
+        "never_imported": 5 * "value = 1\n",
+    }.items():
+        module = project / "src/homing" / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(source)
+    test = "from homing.core.sides import left\n\ndef test_it():\n    assert left()\n"
+    (project / "tests/unit/test_unit.py").write_text(test)
+    (project / "tests/acceptance").mkdir()
+    (project / "tests/acceptance/test_acceptance.py").write_text(COMMANDS_TEST)
+    done = run(project, "--suites", "unit", "component", "conformance", "acceptance")
+    assert "ok (core and engine: at least 95 %)" in done.stdout
+    assert "in percent:\n81\n" in done.stdout, "22 of 27 lines, 20 of them in a command"
+    assert "FAILED: the whole package: below 85 %" in done.stdout
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: coverage")
 
 
 def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:

@@ -24,17 +24,7 @@ from homing.core.content.templates import (
     TemplateVersion,
 )
 from homing.core.lifecycle.jobs import Job
-from homing.core.notifications import (
-    Channel,
-    Content,
-    Mode,
-    Notification,
-    Page,
-    Priority,
-    Reason,
-    Recipient,
-    Status,
-)
+from homing.core.notifications import Channel, Content, Mode, Notification, Page, Reason, Recipient, Status
 from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile, Suppression
 from homing.core.rehearsal import Outage, RehearsalReport, Traffic
 from homing.core.retry.policy_views import (
@@ -50,7 +40,7 @@ from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
     ErrorGroup,
-    HealthMetrics,
+    QueueHealth,
     RetryInfo,
     RollUp,
 )
@@ -73,6 +63,7 @@ from homing.wire.dead_letters import (
     DeadLetterQuery,
     GroupQuery,
     JobQuery,
+    MoveBody,
     ResendBody,
     ResendResponse,
 )
@@ -197,6 +188,8 @@ class SyncCalls(SyncBase):
         error_code: str | None = None,
         created_from: datetime | None = None,
         created_until: datetime | None = None,
+        metadata: tuple[str, ...] = (),
+        status: tuple[Status, ...] = (),
         statuses: tuple[Status, ...] = (),
         acknowledged: bool | None = None,
         limit: int = 50,
@@ -218,6 +211,8 @@ class SyncCalls(SyncBase):
                 error_code=error_code,
                 created_from=created_from,
                 created_until=created_until,
+                metadata=metadata,
+                status=status,
                 statuses=statuses,
                 acknowledged=acknowledged,
                 limit=limit,
@@ -297,8 +292,10 @@ class SyncCalls(SyncBase):
             query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> ItemList[Notification]:
-        """List notifications that wait for a retry, soonest first.
+    def list_waiting(
+        self, *, limit: int = 50, by: Literal["due", "last-attempt"] = "due", delay_ms: int | None = None
+    ) -> ItemList[Notification]:
+        """List notifications that wait for a retry, soonest first or by their last attempt.
 
         `nextRetryAt` is the time of the next attempt.
         """
@@ -306,25 +303,27 @@ class SyncCalls(SyncBase):
             ItemList[Notification],
             "GET",
             "/api/v1/queue/waiting",
-            query=WaitingQuery(limit=limit, delay_ms=delay_ms),
+            query=WaitingQuery(limit=limit, by=by, delay_ms=delay_ms),
         )
 
     def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
-        """Count notifications by the number of attempts."""
+        """Count waiting notifications and dead letters by the number of attempts."""
         return self._request(ItemList[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
     def get_success_by_attempt(self) -> ItemList[AttemptSuccess]:
         """Calculate the success rate by number of attempts, including purged notifications."""
         return self._request(ItemList[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
-    def get_queue_health(self) -> HealthMetrics:
-        """Retrieve thirteen metrics about the health of retries."""
-        return self._request(HealthMetrics, "GET", "/api/v1/queue/health")
+    def get_queue_health(self) -> QueueHealth:
+        """Retrieve thirteen metrics about the health of retries, and compare the thresholds."""
+        return self._request(QueueHealth, "GET", "/api/v1/queue/health")
 
-    def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
-        """Group dead letters by error, largest group first."""
+    def list_error_groups(
+        self, *, limit: int = 50, status: Literal["failed", "retrying"] = "failed"
+    ) -> ItemList[ErrorGroup]:
+        """Group dead letters, or what waits for a retry, by error, largest group first."""
         return self._request(
-            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit, status=status)
         )
 
     def list_roll_ups(self, *, since_ms: int = 86400000) -> ItemList[RollUp]:
@@ -341,9 +340,10 @@ class SyncCalls(SyncBase):
         type: str = "message",
         origin: str = "",
         channel: Channel = Channel.EMAIL,
-        priority: Priority = Priority.MEDIUM,
+        priority: str = "medium",
+        jitter: bool = False,
     ) -> RetryDelay:
-        """Calculate the delay after a failed attempt, before jitter."""
+        """Calculate the delay after a failed attempt, and whether another attempt follows."""
         return self._request(
             RetryDelay,
             "GET",
@@ -355,6 +355,7 @@ class SyncCalls(SyncBase):
                 origin=origin,
                 channel=channel,
                 priority=priority,
+                jitter=jitter,
             ),
         )
 
@@ -372,6 +373,7 @@ class SyncCalls(SyncBase):
         error_code: str | None = None,
         created_from: datetime | None = None,
         created_until: datetime | None = None,
+        metadata: tuple[str, ...] = (),
         acknowledged: bool | None = None,
         limit: int = 50,
     ) -> Iterator[Notification]:
@@ -392,6 +394,7 @@ class SyncCalls(SyncBase):
                 error_code=error_code,
                 created_from=created_from,
                 created_until=created_until,
+                metadata=metadata,
                 acknowledged=acknowledged,
                 limit=limit,
             ),
@@ -457,6 +460,19 @@ class SyncCalls(SyncBase):
             "POST",
             f"/api/v1/dead-letters/{path_segment(id)}/resend",
             body=ResendBody(why=why, provider=provider),
+        )
+
+    def move_to_dead_letter(self, id: str, *, why: str = "") -> Notification:
+        """Move a notification that waits, or is in doubt, to the dead letters.
+
+        It is not attempted any more, and can be resent like every dead letter. A notification with an
+        attempt in flight cannot be moved; cancel it, or wait until the attempt has ended.
+        """
+        return self._request(
+            Notification,
+            "POST",
+            f"/api/v1/notifications/{path_segment(id)}/move-to-dead-letter",
+            body=MoveBody(why=why),
         )
 
     # Jobs

@@ -5,7 +5,13 @@ It names the concrete classes of stores, providers and sinks, so that the engine
 
 from __future__ import annotations
 
-from homing.compose.engine import build_engine_settings, build_parts, build_quiet_hours, build_rate_limit_rule
+from homing.compose.engine import (
+    build_engine_settings,
+    build_parts,
+    build_quiet_hours,
+    build_rate_limit_rule,
+    check_settings,
+)
 from homing.compose.providers import (
     LISTED_KEYS,
     ProviderArgument,
@@ -15,6 +21,7 @@ from homing.compose.providers import (
     build_sinks,
     list_provider,
 )
+from homing.compose.reload import ReloadablePart, ReloadResult, SettingsReloader
 from homing.compose.stores import build_backup, build_copying, build_store
 from homing.compose.telemetry import (
     ConfiguredObservers,
@@ -22,6 +29,7 @@ from homing.compose.telemetry import (
     build_metrics,
     build_observers,
     build_tracing,
+    check_telemetry,
     log_to_stderr,
 )
 from homing.compose.templates import (
@@ -38,6 +46,9 @@ __all__ = (
     "LISTED_KEYS",
     "ConfiguredObservers",
     "ProviderArgument",
+    "ReloadResult",
+    "ReloadablePart",
+    "SettingsReloader",
     "Sinks",
     "SubscribedSink",
     "TimerArgument",
@@ -60,6 +71,8 @@ __all__ = (
     "build_store",
     "build_timers",
     "build_tracing",
+    "check_settings",
+    "check_telemetry",
     "check_templates",
     "list_provider",
     "listed_templates",

@@ -7,8 +7,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from homing.compose.factories import import_object
-from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks
+from homing.compose.providers import ProviderArgument, Sinks, build_roster, build_sinks, check_roster
 from homing.compose.stores import build_store
 from homing.compose.templates import build_locale_policy, build_renderer
 from homing.compose.timers_and_bridges import TimerArgument, build_bridges, build_timers
@@ -23,10 +25,14 @@ from homing.core.recipients.profiles import QuietWindow, read_window
 from homing.core.recipients.quiet_hours import QuietHours
 from homing.core.retry.presets import find_preset
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RateLimit, RateLimitRule, RateLimitRules
-from homing.core.send_request import priority_of
+from homing.core.send_request import channels_named, priority_of
 from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
+from homing.engine.intake.spool import Spool
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
+from homing.engine.operations.workers import PROCESS_SUFFIX
+from homing.engine.provider_roster import Listed
+from homing.engine.settings import WorkerSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.settings import PaceSettings, RateSettings, Settings
@@ -65,6 +71,41 @@ def build_parts(
     )
 
 
+async def check_settings(
+    settings: Settings,
+    *,
+    backend: Backend | None,
+    providers: Sequence[Listed],
+    renderer: Renderer | None,
+    clock: Clock,
+) -> None:
+    """Raises `ConfigError` if no engine can be built from the settings and the parts that are passed in.
+
+    Nothing that it builds is opened or used.
+    """
+    spool = build_engine_settings(settings, own_renderer=renderer is not None).spool
+    if spool is not None:
+        Spool(spool)
+    backend = backend or build_store(settings.store, clock, lease_ms=settings.worker.lease_ms)
+    if renderer is None:
+        build_renderer(settings, backend, clock)
+    build_sinks(settings)
+    build_timers(settings)
+    build_bridges(settings)
+    await check_roster(settings, providers, clock)
+
+
+_PRIVATE_POLL_MS = 10_000
+"""Shortest poll interval with a store in memory. No other process can use such a store, and this process
+wakes its worker itself. So hours of virtual time pass quickly."""
+
+
+def _worker_settings(settings: Settings) -> WorkerSettings:
+    if settings.store != "memory:":
+        return settings.worker
+    return replace(settings.worker, poll_ms=max(settings.worker.poll_ms, _PRIVATE_POLL_MS))
+
+
 def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
     """Converts the settings to those of the engine.
 
@@ -80,11 +121,14 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             limits=settings.limits,
             synchronous_types=frozenset(settings.synchronous_types),
             dedup_windows_ms=settings.dedup_windows_ms,
+            default_channel=build_default_channel(settings),
             locales=None
             if own_renderer and not settings.templates.locales
             else build_locale_policy(settings),
         ),
-        worker=settings.worker,
+        worker=_worker_settings(settings),
+        process=settings.process,
+        process_name=f"{settings.worker_name or socket.gethostname()}{PROCESS_SUFFIX}",
         slots=settings.slots,
         upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
         look_ups=settings.look_ups,
@@ -105,6 +149,17 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
         spool=Path(settings.spool) if settings.spool else None,
         store_timeout_ms=settings.store_timeout_ms,
     )
+
+
+def build_default_channel(settings: Settings) -> str:
+    """Returns the channel, or `both`, of requests that name none. Empty if they are rejected."""
+    chosen = settings.default_channel or find_preset(settings.preset).default_channel
+    if chosen:
+        try:
+            channels_named(chosen, ())
+        except InvalidRequest as error:
+            raise ConfigError("default_channel", str(error).removeprefix("channel: ")) from None
+    return chosen
 
 
 def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from homing.core.errors import ConfigError
-from homing.core.send_request import provider_id
+from homing.core.send_request import find_provider_id
 from homing.net.settings import HttpSettings
 
 PROVIDERS = {
@@ -113,7 +113,7 @@ def build_from_settings(
         _check_types(f"{group}.{name}", maker, options)
         return maker(**options, **given)
     except ImportError as error:
-        extra = _EXTRAS.get(provider_id(str(kind)), "providers")
+        extra = _EXTRAS.get(find_provider_id(str(kind), known), "providers")
         problem = f"needs {error.name or 'a library'}, which is missing: pip install 'homing[{extra}]'"
         raise ConfigError(f"{group}.{name}", problem) from None
     except ConfigError as error:
@@ -153,8 +153,8 @@ def import_object(address: str) -> Callable[..., Any]:
 
 def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callable[..., Any]:
     if isinstance(kind, str):
-        if provider_id(kind) in known:
-            return import_object(known[provider_id(kind)])
+        if (own := find_provider_id(kind, known)) in known:
+            return import_object(known[own])
         from importlib.metadata import entry_points  # slow to import
 
         for found in entry_points(group=f"homing.{group}", name=kind):

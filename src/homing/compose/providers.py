@@ -22,14 +22,25 @@ from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
 from homing.core.ports.providers import Provider, UsesThreads
 from homing.core.ports.runtime import Clock, RunsBlockingCalls
+from homing.core.routing.breaker import BREAKER_OFF, BreakerPolicy, default_policy
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.send_request import provider_id
-from homing.engine.provider_roster import Listed, ProviderRoster
+from homing.core.send_request import find_provider_id, provider_id
+from homing.engine.provider_roster import Listed, ProviderRoster, close_all
 from homing.engine.system_runtime import SystemClock
 from homing.engine.upkeep.outbox_relay import DEFAULT_EVENTS
 from homing.settings import Settings
+from homing.settings.conversion import read_table
 
-LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
+LISTED_KEYS = (
+    "max_in_flight",
+    "rate_per_second",
+    "rate_burst",
+    "host_slots",
+    "weight",
+    "channels",
+    "breaker",
+    "kind",
+)
 """Keys that the table of any provider may have. All other keys are settings of the provider's kind."""
 
 ProviderArgument = Provider | Listed | Callable[..., Any]
@@ -48,21 +59,44 @@ def build_roster(
     """
     clock = clock or SystemClock()
     shared = ProviderDependencies(settings.http, clock.now_ms)
-    listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
-    for name, given in (providers or {}).items():
+    given = []
+    for name, one in (providers or {}).items():
         known = provider_id(name)
-        listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
-    if not listed:
-        listed.append(_configured("console", {"kind": "console"}, shared))
-    _give_threads(listed, clock)
-    routes = {
-        _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
+        given.append(replace(one, id=known) if isinstance(one, Listed) else list_provider(known, one))
+    listed = [*_build_configured(settings, shared, alone=not given), *given]
+    give_threads(listed, clock)
+    return ProviderRoster(listed, _build_routes(settings, listed), shared)
+
+
+async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock) -> None:
+    """Raises `ConfigError` if a roster cannot be built from the settings and the providers given in Python.
+
+    Those that it builds are closed again. The given ones are not changed.
+    """
+    shared = ProviderDependencies(settings.http, clock.now_ms)
+    built = _build_configured(settings, shared, alone=not given)
+    try:
+        listed = [*built, *given]
+        ProviderRoster(listed, _build_routes(settings, listed))
+    finally:
+        await close_all([*(listed.provider for listed in built), shared])
+
+
+def _build_configured(settings: Settings, shared: ProviderDependencies, *, alone: bool) -> list[Listed]:
+    """Builds the providers of the settings, or the console if there are none and they are the only ones."""
+    tables = settings.providers or ({"console": {}} if alone else {})
+    return [build_listed(name, dict(options), shared) for name, options in tables.items()]
+
+
+def _build_routes(settings: Settings, listed: Sequence[Listed]) -> dict[Channel, list[str]]:
+    ids = {one.id for one in listed}
+    return {
+        _channel(name, f"routes.{name}"): [find_provider_id(one, ids) for one in order]
         for name, order in settings.routes.items()
     }
-    return ProviderRoster(listed, routes, shared)
 
 
-def _give_threads(listed: Sequence[Listed], clock: Clock) -> None:
+def give_threads(listed: Sequence[Listed], clock: Clock) -> None:
     """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
     for one in listed:
         if isinstance(one.provider, UsesThreads):
@@ -128,7 +162,8 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
     return found
 
 
-def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
+def build_listed(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
+    """Builds the roster entry of a provider from its table in the settings."""
     kind = options.get("kind", name)
     rate, weight = options.get("rate_per_second"), options.get("weight")
     own = {key: value for key, value in options.items() if key not in LISTED_KEYS}
@@ -146,21 +181,40 @@ def _configured(name: str, options: dict[str, Any], shared: ProviderDependencies
         )
     except (ConfigError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"providers.{name}.rate_per_second", str(error)) from None
+    channels = _channels(options.get("channels", has.get("channels")), name)
     return Listed(
         id=provider_id(name),
         provider=provider,
         kind=kind,
-        channels=_channels(options.get("channels", has.get("channels")), name),
+        channels=channels,
         max_in_flight=check_whole_number(
             options.get("max_in_flight", has.get("max_in_flight", 128)), f"providers.{name}.max_in_flight"
         ),
         rate=limit,
-        breaker=has.get("breaker"),
+        breaker=_breaker(options.get("breaker"), has.get("breaker"), channels, f"providers.{name}.breaker"),
         host_slots=None
         if hosts is None
         else check_whole_number(hosts, f"providers.{name}.host_slots", least=1),
         weight=None if weight is None else check_whole_number(weight, f"providers.{name}.weight"),
     )
+
+
+def _breaker(
+    given: Any, own: BreakerPolicy | None, channels: tuple[Channel, ...], where: str
+) -> BreakerPolicy | None:
+    """Returns the breaker policy in the settings, or the provider's own policy if there is none.
+
+    `given` is a table, whose missing keys come from the provider's own policy or the default of its channel,
+    or `"off"`.
+    """
+    if given is None:
+        return own
+    if isinstance(given, str):
+        if given.strip().lower() != "off":
+            raise ConfigError(where, f'is {given!r}; it must be "off" or a table [{where}]')
+        return BREAKER_OFF
+    default = own or default_policy(channels[0] if channels else Channel.EMAIL)
+    return read_table(given, BreakerPolicy, where, default)
 
 
 def _traits(provider: Any) -> dict[str, Any]:

@@ -6,17 +6,18 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from msgspec.structs import replace
 
-from homing.api.access.authentication import ApiGatekeeper
+from homing.api.access.authentication import ApiGatekeeper, VerifiesTokens
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
 from homing.api.service import Service
 from homing.compose.factories import import_object
+from homing.compose.reload import ReloadablePart
 from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
 from homing.core.version import __version__
@@ -47,12 +48,6 @@ def build_service(settings: Settings, engine: Engine) -> Service:
 def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
     """Builds the access check for API keys, and for JWTs of the issuers in the settings."""
     own, clock = settings.service, SystemClock()
-    tokens = None
-    if own.jwt:
-        issuers = import_object("homing.api.access.authentication:read_issuers")(
-            own.jwt, lambda field, given: read_secret(field, given).reveal()
-        )
-        tokens = import_object("homing.api.access.authentication:TokenVerifier")(issuers, clock)
     return ApiGatekeeper(
         keys=engine.keys,
         tenants=engine.tenants,
@@ -60,8 +55,32 @@ def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
         clock=clock,
         rate_per_second=own.rate_per_second,
         rate_burst=own.rate_burst,
-        tokens=tokens,
+        tokens=_build_verifier(settings),
     )
+
+
+def _build_verifier(settings: Settings) -> VerifiesTokens | None:
+    """Builds the verifier of JWTs. Returns None if the settings have no issuer."""
+    if not settings.service.jwt:
+        return None
+    issuers = import_object("homing.api.access.authentication:read_issuers")(
+        settings.service.jwt, lambda field, given: read_secret(field, given).reveal()
+    )
+    made: VerifiesTokens = import_object("homing.api.access.authentication:TokenVerifier")(
+        issuers, SystemClock()
+    )
+    return made
+
+
+def reloadable_issuers(served: Service) -> ReloadablePart:
+    """Returns the part of a running service that takes new issuers of JWTs and their keys."""
+
+    def prepare(settings: Settings) -> Callable[[], None]:
+        gate, verifier = served.gatekeeper, _build_verifier(settings)
+        assert isinstance(gate, ApiGatekeeper), "build_service makes it"
+        return lambda: gate.use_tokens(verifier)
+
+    return ReloadablePart("service.jwt", prepare)
 
 
 def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:

@@ -64,11 +64,7 @@ def build_tracing(settings: Settings) -> Tracing | None:
     own = settings.tracing
     if not own.endpoint:
         return None
-    check_installed("tracing", "tracing", "opentelemetry.sdk")
-    if not own.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(
-            "tracing.endpoint", f"is {own.endpoint!r}; it must be a URL like http://HOST:4318/v1/traces"
-        )
+    _check_tracing(own.endpoint)
     made: Tracing = import_object("homing.telemetry.tracing:Tracing")(
         import_object("homing.telemetry.tracing:create_otlp_processor")(own.endpoint),
         clock=SystemClock(),
@@ -76,6 +72,23 @@ def build_tracing(settings: Settings) -> Tracing | None:
         share=own.share,
     )
     return made
+
+
+def check_telemetry(settings: Settings) -> None:
+    """Raises `ConfigError` if a setting of the metrics or of tracing is wrong."""
+    if settings.metrics.listen:
+        check_installed("metrics", "metrics", "prometheus_client", "uvicorn", "httptools")
+        parse_listen_address(settings.metrics.listen, "metrics.listen")
+    if settings.tracing.endpoint:
+        _check_tracing(settings.tracing.endpoint)
+
+
+def _check_tracing(endpoint: str) -> None:
+    check_installed("tracing", "tracing", "opentelemetry.sdk")
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            "tracing.endpoint", f"is {endpoint!r}; it must be a URL like http://HOST:4318/v1/traces"
+        )
 
 
 def log_to_stderr(format: str, level: str) -> None:

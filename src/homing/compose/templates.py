@@ -67,6 +67,22 @@ def listed_templates(settings: Settings) -> list[TemplateSummary]:
     return [summary(library, key) for key in library.folder.written]
 
 
+def require_complete_templates(settings: Settings) -> None:
+    """Raises `ConfigError` if the preset requires every template in every locale, and one is missing."""
+    if not settings.templates.folder or not find_preset(settings.preset).requires_all_locales:
+        return
+    declared = build_locale_policy(settings).declared
+    written = build_folder_renderer(settings).library().folder.written
+    missing = [f"{key}/{one}" for key, locales in written.items() for one in declared if one not in locales]
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise ConfigError(
+            "templates",
+            f"{', '.join(missing[:5])}{more}: missing; the preset {settings.preset} needs every template "
+            "in every declared locale, see `homing templates check`",
+        )
+
+
 def check_templates(settings: Settings) -> CheckReport:
     """Checks that all templates of the folder exist in all locales and render with their sample data."""
     made: CheckReport = import_object("homing.rendering.deployment_check:check_library")(

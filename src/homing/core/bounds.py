@@ -28,6 +28,9 @@ DurationMs = Annotated[int, Meta(ge=0, le=LONGEST_MS, extra={"unit": "ms"})]
 
 PositiveDurationMs = Annotated[int, Meta(ge=1, le=LONGEST_MS, extra={"unit": "ms"})]
 
+PositiveRate = Annotated[float, Meta(ge=0.1, le=1_000_000)]
+"""A number per second."""
+
 Percentage = Annotated[float, Meta(ge=0, extra={"unit": "%"})]
 """A percentage. More than 100 is allowed, because it turns a threshold off."""
 

@@ -9,6 +9,7 @@ HomingError
 ├── VersionConflict       the entry has changed since it was read
 ├── CommandRefused        not permitted in the notification's status
 ├── DeliveryFailed        a synchronous send failed
+│   ├── DeliverySkipped   the recipient does not want it, or the device is inactive
 │   └── DeliveryTimeout
 ├── CallbackRefused       the signature of a provider's callback is invalid
 ├── CallbackUnreadable
@@ -105,6 +106,12 @@ class DeliveryTimeout(DeliveryFailed):
     """Synchronous delivery timed out after 2s. Notification NOT queued."""
 
     code = "DELIVERY_TIMEOUT"
+
+
+class DeliverySkipped(DeliveryFailed):
+    """The recipient does not want the message, or has no active device. Notification NOT queued."""
+
+    code = "DELIVERY_SKIPPED"
 
 
 class CallbackRefused(HomingError):

@@ -242,8 +242,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     content: Content
     created_at: datetime
     updated_at: datetime
-    attempt_count: int = 0
-    """Number of attempts so far, including `attempts_before`."""
+    attempt_count: int = field(default_factory=int)
+    """Number of attempts so far, including `attempts_before`. In JSON even if it is 0."""
     moves: int = 0
     """Number of attempts that are moves at once to another provider. They do not count toward the maximum,
     and backoff does not grow with them. A waiting notification's next attempt is included if it is one."""
@@ -270,12 +270,17 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     next_retry_at: datetime | None = None
     """Time of the next attempt. Set only while `pending` or `retrying`."""
     last_attempt_at: datetime | None = None
+    first_failed_at: datetime | None = None
+    """When the first attempt failed, or a receipt first reported a failure. None if nothing has failed. If a
+    command reopened the notification, its failures count from then."""
     sent_at: datetime | None = None
     delivered_at: datetime | None = None
     failed_at: datetime | None = None
     reason: Reason | None = None
     last_error: str | None = None
+    """Error text of the last failed attempt or receipt, kept after a later success. None if none failed."""
     error_code: str | None = None
+    """Error code that belongs to `last_error`. None if the provider gave none."""
     acknowledged_at: datetime | None = None
     """Time at which an operator acknowledged the dead letter. None if it is not acknowledged."""
     acknowledged_by: str | None = None
@@ -325,6 +330,10 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
     acknowledged: bool | None = None
     created_from: datetime | None = None
     created_until: datetime | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Key → value that the notification's metadata must have on its top level. A number, true or false is
+    compared with its text in JSON; an object or array never matches. Not indexed: combine it with other
+    fields if there are many notifications."""
 
 
 class Page(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -30,6 +30,15 @@ _MAX_CHARS = 20_000
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
+class Redacted(str):
+    """Text that contains no recipients and no secrets, so that it need not be redacted again.
+
+    As the message of a log line, it also vouches for the fields of the line.
+    """
+
+    __slots__ = ()
+
+
 def redact(text: str) -> str:
     """Replaces email addresses, phone numbers, tokens, named secrets and URL paths by `•••`.
 

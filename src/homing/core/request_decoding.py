@@ -143,18 +143,21 @@ def _plain(value: Any, where: str) -> Any:
 def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
     """Returns the filter with enum members in place of their plain strings.
 
-    A mapping has snake_case or camelCase keys. Raises `InvalidRequest` naming a field that is unknown, has an
-    unknown value, or that no store can search for. Any time with a zone is accepted, even one before or after
-    all notifications.
+    A mapping has snake_case or camelCase keys, and `status` means `statuses`. Raises `InvalidRequest` naming
+    a field that is unknown, has an unknown value, or that no store can search for. Any time with a zone is
+    accepted, even one before or after all notifications.
     """
     if isinstance(filter, Mapping):
-        fields = {name: _plain(value, name) for name, value in read_fields(filter, Filter, "").items()}
+        given = {"statuses" if name == "status" else name: value for name, value in filter.items()}
+        fields = {name: _plain(value, name) for name, value in read_fields(given, Filter, "").items()}
     elif isinstance(filter, Filter):
         fields = _plain_fields(filter, "")
     else:
         raise InvalidRequest(
             "filter", f"is {type(filter).__name__}; give a Filter or a mapping of its fields"
         )
+    if isinstance(fields.get("metadata"), dict):
+        fields["metadata"] = {key: _metadata_text(key, one) for key, one in fields["metadata"].items()}
     if isinstance(fields.get("statuses"), str):
         fields["statuses"] = [fields["statuses"]]
     if isinstance(fields.get("statuses"), list):
@@ -170,6 +173,15 @@ def read_filter(filter: Filter | Mapping[str, Any]) -> Filter:
         if at is not None:
             check_zone(at, name)
     return found
+
+
+def _metadata_text(key: str, value: object) -> str:
+    """Returns the text that a value in the metadata is compared with."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return msgspec.json.encode(value).decode()
+    raise InvalidRequest(f"metadata.{key}", "is neither a text nor a number, true or false")
 
 
 def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:

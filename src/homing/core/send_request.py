@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import datetime
 from functools import lru_cache
 from math import isfinite
@@ -35,13 +35,26 @@ from homing.core.plain_values import (
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
 
-PROVIDER_ALIASES = {
+_TABLE_ALIASES = {
     "aws_sns": "sns",
     "azure": "acs",
     "azure_communication_services": "acs",
     "firebase": "fcm",
 }
-"""Other accepted spelling of a provider id → the provider id."""
+"""Other spelling of a provider id in the settings → the provider id. Only these four, because a provider that
+got another id would no longer find its notifications."""
+
+_ALIASES = {
+    "awssns": "sns",
+    "azure": "acs",
+    "azurecommunicationservices": "acs",
+    "firebase": "fcm",
+    "firebasecloudmessaging": "fcm",
+}
+"""Name by which a provider may be asked for, in lower case without blanks, hyphens and underscores → the
+provider id."""
+
+_SEPARATORS = str.maketrans("", "", " -_\t\u00a0")
 
 
 class SendRequest(
@@ -58,7 +71,8 @@ class SendRequest(
     recipient: Recipient | None = None
     recipients: tuple[Recipient, ...] = ()
     channel: str | None = None
-    """One of the channels, or `both` for email and push."""
+    """One of the channels, or `both` for those of email and push that the recipient has an address for. If
+    left out, the template's only channel applies, or else the setting `default_channel`."""
     channels: tuple[str, ...] = ()
     type: str | None = None
     """What happened, for example `order_confirmed`. If left out, it is the template's key or `message`."""
@@ -159,6 +173,16 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
     return tuple(found)
 
 
+def names_both(request: SendRequest) -> bool:
+    """Returns True if the request names `both`: those of email and push that the recipient has."""
+    return any(str(name).lower() == "both" for name in (request.channel, *request.channels))
+
+
+def has_address(recipient: Recipient, channel: Channel) -> bool:
+    """Returns True if the recipient has an address on this channel, valid or not."""
+    return bool(_ADDRESSES[channel][0](recipient))
+
+
 def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:
     """Returns the request's recipients.
 
@@ -188,9 +212,19 @@ def priority_of(name: str) -> Priority:
 
 
 def provider_id(name: str) -> str:
-    """Returns the provider id in lower case, with an alias replaced by the id it stands for."""
+    """Returns the id of a provider that the settings call by this name, in lower case."""
     lowered = name.strip().lower()
-    return PROVIDER_ALIASES.get(lowered, lowered)
+    return _TABLE_ALIASES.get(lowered, lowered)
+
+
+def find_provider_id(name: str, known: Container[str]) -> str:
+    """Returns the id of the provider that is asked for by a name. The result may be unknown.
+
+    An id in `known` is found first, in any case. Otherwise the name may be an alias, whose case, blanks,
+    hyphens and underscores do not matter: `AWS SNS` is `sns`.
+    """
+    lowered = name.strip().lower()
+    return lowered if lowered in known else _ALIASES.get(lowered.translate(_SEPARATORS), lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from homing.core.notifications import Channel, Reason, Status
+from homing.core.notifications import Channel, Mode, Reason, Status
 
 
 class Tally(Struct, frozen=True):
@@ -27,9 +27,9 @@ def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Dead letters with the same cause: the same reason and error code or, without a code, the same text.
+    """Dead letters, or waiting retries, with the same reason and error code. Without a code, the text counts.
 
-    `last_error` is the error text of the newest dead letter.
+    `last_error` is the error text of the newest one.
     """
 
     reason: Reason | None
@@ -39,6 +39,14 @@ class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     unacknowledged: int
     newest_at: datetime
     example_id: str
+
+
+class Unacknowledged(Struct, frozen=True, kw_only=True):
+    """Dead letters that no operator has acknowledged."""
+
+    count: int
+    oldest_at: datetime | None
+    """Time at which the oldest of them became a dead letter. None if there is none."""
 
 
 class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,6 +65,27 @@ class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
     bounced: int = 0
     """Number of messages that the provider accepted and later reported as not delivered, except for failures
     caused by the recipient."""
+    opened: int = 0
+    """Number of opens that the provider reported. A message that is opened twice counts twice."""
+    clicked: int = 0
+    """Number of clicks on links that the provider reported."""
+
+
+class GoalRollUp(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Punctuality of one hour for one tenant and delivery mode. A purge does not change it.
+
+    The time of a notification counts from its acceptance, its `sendAt`, an operator's retry or a bounce until
+    a provider accepts the message. Waits for quiet hours and rate limits do not count. Notifications that
+    another system attempted first are left out.
+    """
+
+    hour_at: datetime
+    tenant: str
+    mode: Mode
+    met: int = 0
+    """Number of notifications that were sent within the latency goal of their mode."""
+    missed: int = 0
+    """Number of notifications that were sent later."""
 
 
 class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,7 +105,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     """True if the notification waits and is due."""
     status: Status
     error_message: str | None
-    """Error text of the last attempt. None if there is no error."""
+    """Error text of the last failed attempt. None if none failed."""
     current_delay_minutes: float
     """Delay after the last attempt, before jitter."""
     next_delay_minutes: float
@@ -88,22 +117,29 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Number of notifications after this many attempts."""
+    """Number of unsuccessful notifications after this many attempts."""
 
     attempts: int
     count: int
+    """Number of notifications that wait, are being sent, or are dead letters."""
     pending_count: int
+    """Number of those that wait for their next attempt."""
     failed_count: int
+    """Number of those that are dead letters."""
 
 
 class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Number and percentage of notifications that were sent, of those that ended after this many attempts."""
+    """Number and percentage of notifications that were sent, of all that have made this many attempts."""
 
     attempts: int
     total: int
+    """Number of notifications with this many attempts in any status, also of those that still wait."""
     succeeded: int
+    """Number of those that are `sent` or `delivered`."""
     failed: int
+    """Number of those that are dead letters."""
     success_rate: float
+    """`succeeded` in percent of `total`."""
 
 
 class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -118,6 +154,7 @@ class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     avg_attempts: float
     max_attempts: int
     oldest_retry: datetime | None
+    """When the retry that has waited longest failed first. None if nothing waits for a retry."""
     pending_retry_count: int
     permanently_failed_count: int
     total_notifications: int
@@ -127,3 +164,33 @@ class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     success_rate: float
     failure_rate: float
     retry_recovery_rate: float
+
+
+class ThresholdCheck(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One threshold, the figure that it limits, and whether it is exceeded."""
+
+    name: str
+    """Name of the alert that is raised while the threshold is exceeded."""
+    metric: str
+    """Name of the figure."""
+    value: float
+    """The figure. Ages and other durations are in milliseconds, rates and shares in percent."""
+    limit: float
+    """The threshold, in the unit of the value."""
+    exceeded: bool
+    """True if the threshold is exceeded, or not reached if `at_least` is True."""
+    message: str
+    """What the figure says, and the command to look closer."""
+    at_least: bool = False
+    """True if `limit` is the smallest value that is allowed, not the largest."""
+    only_when: str = ""
+    """Condition under which the threshold applies. Empty if it always applies."""
+
+
+class QueueHealth(HealthMetrics, frozen=True, kw_only=True, rename="camel"):
+    """The thirteen metrics about retries, and the thresholds."""
+
+    healthy: bool
+    """True if no threshold is exceeded."""
+    thresholds: tuple[ThresholdCheck, ...]
+    """All thresholds with their figures."""

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Self
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.clock_steps import ClockStep
 from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import NotFound
 from homing.core.ids import uuid7
-from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.lifecycle.claims import Acceptance, Claim, Submission
+from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
-from homing.core.notifications import DEFAULT_TENANT, Mode, Notification
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import DEFAULT_TENANT, Mode, Notification, Status
 from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, Renderer, SubscribedSink
+from homing.core.ports.providers import Provider
 from homing.core.ports.runtime import Clock, RandomSource, RunsBlockingCalls
 from homing.core.ports.stores import (
     Backend,
     Inbox,
+    InboxEntry,
     RegisteredSink,
     SharedState,
     SupportsWakeUps,
@@ -36,14 +41,16 @@ from homing.core.ports.timers import AssignedTimer
 from homing.core.recipients.quiet_hours import DEFAULT_TIME_ZONE, QuietHours
 from homing.core.retry.policy import Preset, Rule
 from homing.core.retry.presets import PRIORITY
+from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.routing.rate_limits import RateLimitRules
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.times import moment
 from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
-from homing.engine.delivery.breakers import Breakers
+from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
 from homing.engine.delivery.guard import SendThrottle
@@ -51,6 +58,7 @@ from homing.engine.delivery.loop_watchdog import LoopWatchdog
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.delivery.timers import StoreTimer, Timers
 from homing.engine.delivery.worker import Processed, Worker
+from homing.engine.delivery_log import DeliveryLog
 from homing.engine.intake.bridges import Bridges
 from homing.engine.intake.requests import Intake, IntakeSettings
 from homing.engine.intake.spool import Spool
@@ -58,17 +66,22 @@ from homing.engine.intake.sql_inbox import InboxReader
 from homing.engine.intake.synchronous_send import SynchronousSender, wait_until_ended
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks, UnsubscribeLinkSettings
 from homing.engine.observers import combine_observers
+from homing.engine.operations.breaker_holds import BreakerHold, find_holds
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
+from homing.engine.operations.queue_overview import QueueOverview, find_left_out, read_queue_overview
+from homing.engine.operations.reload_requests import ReloadRequests
+from homing.engine.operations.sql_schedule import SqlSchedule
+from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
-from homing.engine.provider_roster import ProviderRoster
+from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.readiness import EngineStatus
 from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
-from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, WorkerSettings
+from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, ProcessSettings, WorkerSettings
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
@@ -94,6 +107,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     rules: tuple[Rule, ...] = ()
     intake: IntakeSettings = IntakeSettings()
     worker: WorkerSettings = WorkerSettings()
+    process: ProcessSettings = ProcessSettings()
+    process_name: str = ""
+    """Name of the heartbeats that runs of `process` send. All runs on a host share it, so that a cron job
+    leaves one entry. Empty means `name`."""
     slots: LaneSlots = LaneSlots()
     upkeep: UpkeepSettings = UpkeepSettings()
     look_ups: LookUpPolicy = LookUpPolicy()
@@ -154,7 +171,7 @@ class Engine(TenantApi):
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         lost_commits = LostCommits(parts.backend, parts.clock, alerts, settings.upkeep.retention)
         self._lost_commits = lost_commits
-        observer = combine_observers(parts.observers)
+        observer = combine_observers((DeliveryLog(), *parts.observers))
         self._store_clock = StoreClock(parts.backend.now_ms, parts.clock)
         breakers = Breakers(
             roster=parts.roster,
@@ -259,6 +276,8 @@ class Engine(TenantApi):
             timers=self._timers,
             lost_commits=lost_commits,
             store_timeout_ms=settings.store_timeout_ms,
+            thresholds=settings.upkeep.thresholds,
+            locales=settings.intake.locales,
             press=parts.renderer if isinstance(parts.renderer, ManagedRenderer) else None,
         )
         super().__init__(tools, settings.tenant)
@@ -295,7 +314,12 @@ class Engine(TenantApi):
             poll_ms=settings.worker.poll_ms,
             timers=self._timers,
             bridges=self.bridges,
+            unattended_after_ms=settings.upkeep.thresholds.unattended_ms,
         )
+        self.stored_settings = StoredSettings(parts.backend, settings.process)
+        """Settings in the store that can be changed at runtime."""
+        self.reload_requests = ReloadRequests(parts.backend, settings.name)
+        """Requests to all processes to read their settings again."""
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
@@ -317,9 +341,16 @@ class Engine(TenantApi):
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Function that is called with each settlement of this worker, and True if it was applied."""
+        self.on_started: Callable[[Sequence[Claim]], None] | None = None
+        """Function that is called with the claims of a batch whose attempts start now, or None.
+
+        Set it before a worker is started or `process` is called.
+        """
         self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
         lost_commits.on_change(self._relay.register_again)
-        self._heartbeats = Heartbeats(parts.backend, parts.clock, self._heartbeat)
+        self._heartbeats = Heartbeats(
+            parts.backend, parts.clock, self._heartbeat, run_name=settings.process_name or settings.name
+        )
         self._started_ms = 0
         """Monotonic time at which the worker was started."""
         self.worker: Worker = self._new_worker()
@@ -336,8 +367,15 @@ class Engine(TenantApi):
         self._watchdog = None if isinstance(parts.clock, RunsBlockingCalls) else LoopWatchdog()
         """Watches the event loop while a worker runs. None on virtual time, which has no threads."""
         self._running: list[asyncio.Task[None]] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        """Tasks that close replaced providers once no attempt uses them any more."""
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
+
+    @property
+    def roster(self) -> ProviderRoster:
+        """The configured providers."""
+        return self._roster
 
     @property
     def shared(self) -> SharedState:
@@ -353,10 +391,13 @@ class Engine(TenantApi):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connects the store, brings its schema up to date and registers the sinks."""
+    async def open(self, *, create: bool = True) -> None:
+        """Connects the store, brings its schema up to date and registers the sinks.
+
+        Raises `SchemaError` if there is no schema yet and `create` is False.
+        """
         await self._backend.open()
-        await self._backend.migrate()
+        await self._backend.migrate(create=create)
         self._lost_commits.begin()
         await self._relay.register()
         await self.policies.refresh()
@@ -379,6 +420,8 @@ class Engine(TenantApi):
         await self._lost_commits.close()
         await self._timers.close()
         await self._relay.close()
+        for task in self._replacing:
+            task.cancel()
         await self._roster.close()
         await self.keys.close()
         await self._backend.close()
@@ -437,25 +480,80 @@ class Engine(TenantApi):
         if not work.cancelled():
             work.result()
 
-    async def process(self, limit: int = 50) -> Processed:
-        """Claims and delivers at most `limit` due notifications, and returns counts of the results.
+    async def process(
+        self, limit: int | None = None, *, tenant: str | None = None, ids: Collection[str] | None = None
+    ) -> Processed:
+        """Claims and delivers due notifications once, and returns counts of the results.
 
-        First accepts spooled and inbox requests, and settles up to `limit` notifications with an expired
-        lease or a missed deadline. Publishes events at the end.
+        At most `limit` notifications are delivered, or the stored batch size if it is None. First accepts
+        spooled and inbox requests, and settles up to `limit` notifications with an expired lease or a missed
+        deadline. If no worker runs in this process, also sends a heartbeat, purges and raises alerts, each at
+        most once per minute. Inbox requests that become dead letters count as failed. Publishes events at
+        the end.
+
+        With `tenant`, only the notifications of that tenant are delivered. With `ids`, only these are, even
+        if their next attempt is not due yet. Such a run sends no heartbeat, purges nothing and raises no
+        alerts. One for `ids` also accepts no requests and settles no expired leases. Chosen notifications
+        that do not wait are left out, and named in `left_out`. Raises `NotFound` if the tenant has no
+        notification with one of the ids.
         """
+        if limit is None:
+            limit = await self.stored_settings.batch_size() if ids is None else max(1, len(ids))
         await self.policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
-        await self._sends.drain_spool_once()
-        if self._inbox is not None:
-            await self._inbox.run_once()
+        keeps_up = tenant is None and ids is None and not self._running
+        if keeps_up:
+            await self._heartbeats.beat_for_run()
+        refused, left_out = 0, dict[str, Status]()
+        if ids is None:
+            await self._sends.drain_spool_once()
+            refused = 0 if self._inbox is None else (await self._inbox.run_once()).refused
+        else:
+            tenant = tenant or self.tenant
+            left_out = await self._make_due(tenant, ids)
         worker = self._new_worker()
-        asked_ms = self._clock.monotonic_ms()
-        batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
-        self._store_clock.sync(batch.now, asked_ms)
-        worker.settle_reclaimed(batch.claims)
-        result = await worker.run_once(limit)
+        if keeps_up:
+            self.worker = worker
+            await self._upkeep.check_health()
+        if ids is None:
+            asked_ms = self._clock.monotonic_ms()
+            batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
+            self._store_clock.sync(batch.now, asked_ms)
+            worker.settle_reclaimed(batch.claims)
+        result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        result.processed += refused
+        result.failed += refused
+        result.left_out, result.held = left_out, await self._find_holds(limit, tenant, ids)
         self._lost_commits.check()
-        await self._relay.run_once()
+        if keeps_up:
+            await self._relay.mark_seen()  # the upkeep removes sinks that no process uses
+            await self._upkeep.run_after_process()
+        await self._relay.run_until_empty()
         return result
+
+    async def _make_due(self, tenant: str, ids: Collection[str]) -> dict[str, Status]:
+        """Makes those due that wait for a later attempt. Returns the statuses of those that do not wait."""
+        chosen, now = await self._read_chosen(tenant, ids), moment(await self._backend.now_ms())
+        early = [n.id for n in chosen if n.status in WAITING and n.next_retry_at and n.next_retry_at > now]
+        if early:
+            command = Command(name=CommandName.RESCHEDULE, who="process", why="chosen for this run")
+            await self._backend.amend(tenant, early, command)
+        return find_left_out(chosen)
+
+    async def _read_chosen(self, tenant: str | None, ids: Collection[str]) -> list[Notification]:
+        return [await self.of(tenant or self.tenant).get(id) for id in dict.fromkeys(ids)]
+
+    async def _find_holds(
+        self, limit: int, tenant: str | None, ids: Collection[str] | None
+    ) -> tuple[BreakerHold, ...]:
+        """Returns the breakers that hold back due notifications, at most `limit`, or those with the ids."""
+        if all(self._breakers.gate(listed.id) is not BreakerGate.STOP for listed in self._roster):
+            return ()
+        if ids is None:
+            due = list((await self._backend.waiting(tenant, limit=limit, ready=True)).items)
+        else:
+            chosen, now = await self._read_chosen(tenant, ids), moment(await self._backend.now_ms())
+            due = [n for n in chosen if n.status in WAITING and (n.next_retry_at or now) <= now]
+        return find_holds(due, self._roster, self._breakers)
 
     # Providers and status ------------------------------------------------------------------------
 
@@ -467,6 +565,32 @@ class Engine(TenantApi):
     queue_depths = delegate(_status, EngineStatus.queue_depths)
     readiness = delegate(_status, EngineStatus.readiness)
     unattended_ms = delegate(_status, EngineStatus.unattended_ms)
+
+    async def replace_providers(self, changed: Sequence[Listed]) -> None:
+        """Replaces configured providers by others with the same id and channels, for example credentials.
+
+        Attempts in flight end with the provider that they began with. A provider whose breaker is open is
+        checked at once, so that corrected credentials need not wait for the breaker.
+        """
+        old = self._roster.replace(changed)
+        wait_ms = max_trial_ms(self.policies.book)
+        task = asyncio.create_task(self._close_replaced(old, wait_ms), name="homing-replaced-providers")
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        await self._breakers.check_replaced([listed.id for listed in changed])
+
+    async def _close_replaced(self, providers: Sequence[Provider], wait_ms: int) -> None:
+        await self._clock.sleep_ms(wait_ms)
+        await self._roster.close_replaced(providers)
+
+    async def queue_overview(
+        self, tenant: str | None = None, *, limit: int = 50, ids: Collection[str] | None = None
+    ) -> QueueOverview:
+        """Returns the state of the queue and what a run of `process` would find, of one tenant or of all."""
+        chosen = None if ids is None else await self._read_chosen(tenant, ids)
+        found = await read_queue_overview(self._backend, tenant, limit, chosen)
+        await self._breakers.try_refresh()
+        return replace(found, held=find_holds(found.due, self._roster, self._breakers))
 
     async def workers(self) -> tuple[WorkerStatus, ...]:
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
@@ -538,16 +662,26 @@ class Engine(TenantApi):
         )
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
+        schedule = SqlSchedule(inbox, self.policies)
+        self.policies.after_change = schedule.store
         return InboxReader(
             inbox,
             intake=self._intake,
             policies=self.policies,
+            schedule=schedule,
+            resend_request=self._resend_request,
             purge=self._upkeep.purge,
             clock=self._clock,
             waker=self._inbox_waker,
             wake_worker=self._timers.wake,
             new_id=lambda: uuid7(self._clock.now_ms(), self._random_source.getrandbits(74)),
             poll_ms=lambda: self._timers.poll_interval_ms(self.settings.worker.poll_ms),
+            observer=self._observer,
+        )
+
+    async def _resend_request(self, entry: InboxEntry) -> bool:
+        return await self.of(entry.tenant)._commands.resend_if_request(
+            entry.notification_id or "", new_id=entry.id, who=entry.who, why=entry.why
         )
 
     def _new_worker(self) -> Worker:
@@ -571,5 +705,6 @@ class Engine(TenantApi):
             timers=self._timers,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
+            on_started=self.on_started,
             observer=self._observer,
         )

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Channel
-from homing.core.ports.providers import Provider
+from homing.core.ports.providers import Provider, SupportsBatchSend
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
+from homing.core.send_request import find_provider_id
 from homing.engine.plug_in_calls import call_within
 
 _CLOSE_TIMEOUT_MS = 10_000
@@ -67,6 +68,8 @@ class ProviderRoster:
         shared: Closeable | None = None,
     ) -> None:
         self._shared = shared
+        self._replaced: list[tuple[str, Provider]] = []
+        """(id, provider) of those that were replaced and are not closed yet."""
         self._listed: dict[str, Listed] = {}
         for listed in providers:
             listed = _with_channels(listed)
@@ -76,6 +79,8 @@ class ProviderRoster:
             self._listed[listed.id] = listed
         self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
         self._weights = {channel: self._split(channel) for channel in Channel}
+        self.batch_providers = self._find_batch_providers()
+        """The providers that send in batches, by id."""
 
     def __iter__(self) -> Iterator[Listed]:
         return iter(self._listed.values())
@@ -90,12 +95,54 @@ class ProviderRoster:
         """Returns the provider with this id, or None if it is not configured."""
         return self._listed.get(provider)
 
+    def find(self, name: str) -> Listed | None:
+        """Returns the provider that is asked for by its id or an alias, or None if it is not configured."""
+        return self._listed.get(find_provider_id(name, self._listed))
+
+    @property
+    def shared(self) -> Closeable | None:
+        """The resource that the providers share, for those that replace others."""
+        return self._shared
+
+    def replace(self, changed: Iterable[Listed]) -> list[Provider]:
+        """Replaces providers by others with the same id, and returns the old ones, which may be in use.
+
+        Routes stay as they are, so a provider must serve the same channels as before. The caller passes the
+        old providers to `close_replaced` once no attempt uses them any more.
+        """
+        old = []
+        for new in changed:
+            before = self._listed[new.id]
+            assert new.channels == before.channels, "routes are not changed"
+            self._listed[new.id] = new
+            old.append((new.id, before.provider))
+        self._replaced += old
+        self.batch_providers = self._find_batch_providers()
+        return [provider for _, provider in old]
+
+    def senders_of(self, provider: str) -> list[SupportsBatchSend]:
+        """Returns the objects that may have batch attempts of a provider: its own, and those it replaced."""
+        old = [one for id, one in self._replaced if id == provider and isinstance(one, SupportsBatchSend)]
+        return [*([self.batch_providers[provider]] if provider in self.batch_providers else ()), *old]
+
+    async def close_replaced(self, providers: Iterable[Provider]) -> None:
+        """Closes providers that were replaced. Ignores errors, and does not wait forever."""
+        for one in providers:
+            self._replaced = [(id, kept) for id, kept in self._replaced if kept is not one]
+            await close_all([one])
+
+    def _find_batch_providers(self) -> dict[str, SupportsBatchSend]:
+        return {
+            listed.id: listed.provider
+            for listed in self
+            if isinstance(listed.provider, SupportsBatchSend) and listed.provider.begins
+        }
+
     async def close(self) -> None:
         """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
-        for one in (*(listed.provider for listed in self), self._shared):
-            if one is not None:
-                with suppress(Exception):
-                    await call_within(one.close, _CLOSE_TIMEOUT_MS)
+        replaced = (provider for _, provider in self._replaced)
+        shared = () if self._shared is None else (self._shared,)
+        await close_all([*(listed.provider for listed in self), *replaced, *shared])
 
     def route(self, channel: Channel) -> Route:
         """Returns the route of a channel. It is empty if the channel has no provider."""
@@ -131,8 +178,8 @@ class ProviderRoster:
     ) -> RouteStep:
         """Returns the route step for the first attempt of the notification `id`.
 
-        `forced` is the id of a provider that must be used. Raises `InvalidRequest` if the channel has no
-        provider, or if the forced provider does not serve it.
+        `forced` is the id or an alias of a provider that must be used. Raises `InvalidRequest` if the channel
+        has no provider, or if the forced provider does not serve it.
         """
         route = self._routes[channel]
         if not route:
@@ -141,11 +188,12 @@ class ProviderRoster:
         if forced is None:
             weights = self._weights[channel]
             return first_step(route, weights, id, usable) if weights else route[0]
+        wanted = find_provider_id(forced, self._listed)
         for step in route:
-            if step.provider == forced:
+            if step.provider == wanted:
                 return step
         known = ", ".join(step.provider for step in route)
-        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; providers that do: {known}")
+        raise InvalidRequest("provider", f"{wanted!r} does not serve {channel}; providers that do: {known}")
 
     def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
         able = [listed.id for listed in self._listed.values() if channel in listed.channels]
@@ -178,6 +226,13 @@ class ProviderRoster:
                 f"is 0, like all weights of {channel}; at least one must be greater",
             )
         return weights
+
+
+async def close_all(resources: Iterable[Closeable]) -> None:
+    """Closes providers and what they share, in this order. Ignores errors, and does not wait forever."""
+    for one in resources:
+        with suppress(Exception):
+            await call_within(one.close, _CLOSE_TIMEOUT_MS)
 
 
 def _with_channels(listed: Listed) -> Listed:

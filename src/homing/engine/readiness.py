@@ -15,7 +15,7 @@ from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.worker import Worker
 from homing.engine.intake.bridges import Bridges
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, find_unattended_ms
+from homing.engine.operations.workers import find_unattended_ms
 from homing.engine.provider_roster import ProviderRoster
 
 _HUNG_MS = 60_000
@@ -40,6 +40,7 @@ class EngineStatus:
         poll_ms: int,
         timers: Timers,
         bridges: Bridges,
+        unattended_after_ms: int,
     ) -> None:
         self._backend = backend
         self._roster = roster
@@ -49,19 +50,19 @@ class EngineStatus:
         self._poll_ms = poll_ms
         self._timers = timers
         self._bridges = bridges
+        self._unattended_after_ms = unattended_after_ms
 
     def snapshot(self) -> ProcessSnapshot:
         """Returns the current state of this process, without a call to the store."""
         worker, task = self._worker(), self._worker_task()
         working = task is not None and not task.done()
-        states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
         return ProcessSnapshot(
             working=working,
             ms_since_last_claim=worker.ms_since_last_claim if working else None,
             in_flight=worker.in_flight_counts,
             abandoned=worker.abandoned_counts,
             settle_backlog=worker.settle_backlog,
-            breakers={provider: state.forced or state.phase for provider, state in states.items()},
+            breakers={listed.id: self._breakers.phase(listed.id) for listed in self._roster},
             timers=self._timers.states(),
             bridges=self._bridges.states(),
         )
@@ -79,9 +80,10 @@ class EngineStatus:
     async def unattended_ms(self) -> int:
         """Returns for how many milliseconds some notification has been due while no worker is live.
 
-        0 if a worker of any process is live, or if nothing is due.
+        0 if a worker of any process is live, or if nothing is due. It counts from the last heartbeat of a
+        worker or a run of `homing process`, if there is one.
         """
-        return await find_unattended_ms(self._backend)
+        return await find_unattended_ms(self._backend, enough_ms=self._unattended_after_ms)
 
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
         """Checks that the store answers a query in time, and that worker and bridges run if started."""
@@ -108,7 +110,7 @@ class EngineStatus:
         """Returns True if work is overdue and no process has a live worker. If in doubt, returns False."""
         with suppress(TimeoutError, HomingError):
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self.unattended_ms() > OVERDUE_AFTER_MS
+                return await self.unattended_ms() > self._unattended_after_ms
         return False
 
     def _check_worker(self) -> str:

@@ -1,4 +1,4 @@
-"""The engine's settings tables that have no other home: slots, worker and thresholds.
+"""The engine's settings tables that have no other home: slots, worker, process and thresholds.
 
 They import nothing of the engine, so that settings can be loaded without it. The tables for retention,
 look-ups, receipts and the limits of a request are in the core, next to the rules that use them.
@@ -48,14 +48,37 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Number of settlements waiting for the store above which the worker claims nothing more."""
 
 
+MAX_BATCH_SIZE = 10_000
+"""Maximum number of notifications that one run of `process` may deliver."""
+
+
+class ProcessSettings(Struct, frozen=True, kw_only=True):
+    """Settings of `homing process`."""
+
+    batch_size: Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)] = 50
+    """Number of notifications that a run without a limit delivers at most, unless the store has a value."""
+
+
 class AlertThresholds(Struct, frozen=True, kw_only=True):
-    """Values above which an alert is raised, and the minimum number for a failure rate."""
+    """Values beyond which an alert is raised, and the minimum numbers for a rate and a share."""
 
     retry_backlog: Count = 100
     failure_rate: Percentage = 5.0
-    """Percentage of failed notifications among those that were sent or failed in the last hour."""
+    """Percentage of failed notifications among those that were sent or failed in the current clock hour and
+    the one before."""
     failure_rate_of: Count = 20
-    """Minimum number of notifications sent or failed in the last hour for a failure rate alert."""
+    """Minimum number of notifications sent or failed in those hours for a failure rate alert."""
     oldest_retry_ms: DurationMs = 24 * 3_600_000
     dead_letters_growing: Count = 10
-    """Increase in the number of dead letters between two checks."""
+    """New dead letters of the current clock hour, minus those of the hour before."""
+    unacknowledged: Count = 100
+    """Number of unacknowledged dead letters."""
+    oldest_dead_letter_ms: DurationMs = 7 * 24 * 3_600_000
+    """Age of the oldest unacknowledged dead letter."""
+    within_goal: Percentage = 95.0
+    """Percentage of the notifications of a delivery mode that must be sent within the latency goal of the
+    mode, in the current clock hour and the one before."""
+    within_goal_of: Count = 20
+    """Minimum number of notifications sent in the mode in those hours for a latency goal alert."""
+    unattended_ms: DurationMs = 60_000
+    """Time for which work may be due while no worker is live."""

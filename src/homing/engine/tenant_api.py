@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from homing.core.content.locales import LocalePolicy
 from homing.core.content.templates import ManagedRenderer
 from homing.core.notifications import Mode
 from homing.core.ports.observers import Observer
@@ -28,6 +29,7 @@ from homing.engine.operations.recipients import Recipients
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.operations.templates import Templates
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.settings import AlertThresholds
 from homing.engine.system_runtime import LocalWaker
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.upkeep import Upkeep
@@ -52,6 +54,9 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     timers: Timers
     lost_commits: LostCommits
     store_timeout_ms: int
+    thresholds: AlertThresholds
+    locales: LocalePolicy | None
+    """The project's locales. None if there are no templates."""
     press: ManagedRenderer | None
     """Renderer that can also manage templates. None if the configured renderer cannot."""
 
@@ -123,7 +128,10 @@ class TenantApi:
             backend=tools.backend,
             policies=tools.policies,
             roster=tools.roster,
+            breakers=tools.breakers,
             clock=tools.clock,
+            random_source=tools.random_source,
+            thresholds=tools.thresholds,
         )
         self._commands = Commands(
             tenant,
@@ -137,7 +145,7 @@ class TenantApi:
             upkeep=tools.upkeep,
             timers=tools.timers,
         )
-        self.recipients = Recipients(tools.backend, tenant)
+        self.recipients = Recipients(tools.backend, tenant, tools.locales)
         """Recipients, devices, preferences and suppressions that are kept in the store."""
         self.templates = Templates(tools.backend, tenant, tools.press)
         """The tenant's own templates, together with those of the shared folder."""
@@ -159,15 +167,18 @@ class TenantApi:
     history = delegate(_queue, QueueOperations.history)
     list = delegate(_queue, QueueOperations.list)
     explain = delegate(_queue, QueueOperations.explain)
+    find_hold = delegate(_queue, QueueOperations.find_hold)
     select_pending = delegate(_queue, QueueOperations.select_pending)
     waiting = delegate(_queue, QueueOperations.waiting)
     retry_info = delegate(_queue, QueueOperations.retry_info)
     calculate_delay = delegate(_queue, QueueOperations.calculate_delay)
+    should_retry = delegate(_queue, QueueOperations.should_retry)
     next_retry_time = delegate(_queue, QueueOperations.next_retry_time)
     is_ready = delegate(_queue, QueueOperations.is_ready)
     queue_counts = delegate(_queue, QueueOperations.queue_counts)
     retry_statistics = delegate(_queue, QueueOperations.retry_statistics)
     success_by_attempt = delegate(_queue, QueueOperations.success_by_attempt)
+    health = delegate(_queue, QueueOperations.health)
     health_metrics = delegate(_queue, QueueOperations.health_metrics)
     error_groups = delegate(_queue, QueueOperations.error_groups)
     roll_ups = delegate(_queue, QueueOperations.roll_ups)
@@ -179,6 +190,7 @@ class TenantApi:
     resend = delegate(_commands, Commands.resend)
     acknowledge = delegate(_commands, Commands.acknowledge)
     reschedule = delegate(_commands, Commands.reschedule)
+    move_to_dead_letter = delegate(_commands, Commands.move_to_dead_letter)
     resolve = delegate(_commands, Commands.resolve)
     bulk = delegate(_commands, Commands.bulk)
     purge = delegate(_commands, Commands.purge)

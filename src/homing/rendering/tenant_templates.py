@@ -90,7 +90,7 @@ class TenantTemplates:
     ) -> Rendered:
         """Returns the content in exactly this locale."""
         cached = self._cache.get((tenant, template_key))
-        if cached is None or self._clock.monotonic_ms() - cached.looked_ms >= TEMPLATE_FRESH_MS:
+        if cached is None or self._is_stale(cached):
             cached = await self._looked_up(tenant, template_key)
         own, wanted = cached.library, locale or LAST_RESORT
         if own is None:
@@ -108,6 +108,18 @@ class TenantTemplates:
         if self._yield_timer.due:
             await asyncio.sleep(0)
         return made
+
+    async def channels(self, tenant: str, key: str) -> frozenset[Channel]:
+        """Returns the channels for which a template is written, in any locale. Empty if it does not exist."""
+        cached = self._cache.get((tenant, key))
+        if cached is None or self._is_stale(cached):
+            cached = await self._looked_up(tenant, key)
+        library = cached.library or await self._shared_library()
+        locales = library.folder.written.get(key, {})
+        return frozenset(channel for written in locales.values() for channel in written.channels)
+
+    def _is_stale(self, cached: _CachedTemplate) -> bool:
+        return self._clock.monotonic_ms() - cached.looked_ms >= TEMPLATE_FRESH_MS
 
     # Operations on templates -----------------------------------------------------------------------
 

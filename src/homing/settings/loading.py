@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from homing.core.content.locales import is_language_tag
 from homing.core.errors import ConfigError
 from homing.core.request_decoding import unknown_field_problem
+from homing.core.retry.presets import PRESETS
 from homing.settings.conversion import read_table, setting_types, without_bounds
 from homing.settings.rules import build_rules
 from homing.settings.tables import Settings, TemplateSettings
@@ -35,16 +36,20 @@ def load_settings(
     *,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    database_url: str = "",
 ) -> Settings:
     """Returns the merged settings. If `path` or HOMING_CONFIG names a file, it must exist.
 
-    Otherwise `homing.toml` in the current folder is read if it exists.
+    Otherwise `homing.toml` in the current folder is read if it exists. Without a file, the store is at
+    `database_url`, unless that is empty or not a URL of PostgreSQL, or the environment or flags name another.
     """
     raw = _default_tables()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
     if path or file.exists():
         raw = _merge(raw, _read(file), str(file.name))
+    elif database_url.startswith(("postgresql://", "postgres://")):
+        raw["store"] = database_url
     raw = _merge(raw, _from_env(env or {}), "the environment")
     raw = _merge(raw, {k: v for k, v in (flags or {}).items() if v is not None}, "the arguments")
     return _settings(raw)
@@ -130,9 +135,17 @@ def _merge_value(base: Any, value: Any) -> Any:
 def _settings(raw: dict[str, Any]) -> Settings:
     if "rules" in raw:
         raw["rules"] = build_rules(raw["rules"])
-    settings = read_table(raw, Settings, "", _DEFAULTS)
+    settings = read_table(raw, Settings, "", _defaults_of(raw.get("preset", _DEFAULTS.preset)))
     _check_locales(settings.templates)
     return settings
+
+
+def _defaults_of(preset: Any) -> Settings:
+    """Returns the defaults, with those that the preset sets."""
+    sent_ms = PRESETS[preset].sent_retention_ms if isinstance(preset, str) and preset in PRESETS else None
+    if sent_ms is None:
+        return _DEFAULTS
+    return replace(_DEFAULTS, retention=replace(_DEFAULTS.retention, sent_ms=sent_ms))
 
 
 def _check_locales(templates: TemplateSettings) -> None:

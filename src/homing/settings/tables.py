@@ -22,7 +22,13 @@ from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
 from homing.core.send_request import SendLimits
-from homing.engine.settings import STORE_TIMEOUT_MS, AlertThresholds, LaneSlots, WorkerSettings
+from homing.engine.settings import (
+    STORE_TIMEOUT_MS,
+    AlertThresholds,
+    LaneSlots,
+    ProcessSettings,
+    WorkerSettings,
+)
 from homing.net.settings import HttpSettings
 from homing.telemetry.settings import LogSettings, MetricsSettings, TracingSettings
 
@@ -109,8 +115,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     store_timeout_ms: PositiveDurationMs = STORE_TIMEOUT_MS
     worker_name: str = ""
     synchronous_types: tuple[str, ...] = SYNCHRONOUS_TYPES
+    default_channel: str = ""
     slots: LaneSlots = LaneSlots()
     worker: WorkerSettings = WorkerSettings()
+    process: ProcessSettings = ProcessSettings()
     limits: LimitSettings = LimitSettings()
     quiet_hours: QuietHourSettings = QuietHourSettings()
     retention: Retention = Retention()

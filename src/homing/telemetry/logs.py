@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from homing.core.redaction import redact
+from homing.core.redaction import Redacted, redact
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -70,7 +70,8 @@ class TextFormatter(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = redact(record.message)
+        if not _is_redacted(record):
+            record.message = redact(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -91,7 +92,7 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             fields["stack_info"] = record.stack_info
         fields |= {key: value for key, value in record.__dict__.items() if key not in _RECORD_ATTRIBUTES}
-        line = {key: _clean(value) for key, value in fields.items()}
+        line = fields if _is_redacted(record) else {key: _clean(value) for key, value in fields.items()}
         # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
         line["level"] = record.levelname.lower()
         line["logger"] = record.name
@@ -100,6 +101,11 @@ class JsonFormatter(logging.Formatter):
         if error is not None:
             line["exception"] = _traceback(error)
         return _encode(line)
+
+
+def _is_redacted(record: logging.LogRecord) -> bool:
+    """Returns True if the caller has redacted the message and all fields. Redacting costs most of a line."""
+    return isinstance(record.msg, Redacted) and not record.args and not record.stack_info
 
 
 def _encode(line: dict[str, Any]) -> str:

@@ -21,9 +21,12 @@ class Metric(Struct, frozen=True):
     buckets: tuple[float, ...] = ()
 
 
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# The latency goals of the delivery modes, 2 s, 5 s, 30 s and 5 min, are bounds of buckets.
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0, 10.0, 30.0)
 
-_LONG: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+_LATENESS: Final = (*_SECONDS, 300.0)
+
+_LONG: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 
 RETRIES_SCHEDULED = Metric(
@@ -64,6 +67,13 @@ CONFLICTS = Metric(
 
 ATTEMPTS = Metric("homing_attempts_total", "counter", ("lane", "provider", "outcome"), "Settled attempts")
 
+MOVES = Metric(
+    "homing_moves_total",
+    "counter",
+    ("provider", "to", "cause"),
+    "Failovers from a provider to another; the cause is the outcome of an attempt, unavailable or receipt",
+)
+
 SETTLED = Metric(
     "homing_settled_total",
     "counter",
@@ -96,7 +106,14 @@ LATENESS = Metric(
     "histogram",
     ("lane",),
     "Time from when attempts were due until they started",
-    _SECONDS,
+    _LATENESS,
+)
+
+LATENCY_GOALS = Metric(
+    "homing_latency_goal_total",
+    "counter",
+    ("mode", "result"),
+    "Notifications sent within the latency goal of their delivery mode (met), or later (missed)",
 )
 
 RECEIPTS = Metric(
@@ -174,7 +191,7 @@ OLDEST_RETRY = Metric(
     "homing_oldest_retry_seconds",
     "gauge",
     (),
-    "Time since the last attempt of the oldest waiting retry; 0 if none",
+    "Time since the first failure of the oldest waiting retry; 0 if none",
 )
 
 STORE_UP = Metric("homing_store_up", "gauge", (), "1 if the store answered the last query for counts")
@@ -186,8 +203,8 @@ BUILD = Metric("homing_build_info", "gauge", ("version",), "Always 1; the label 
 
 CATALOGUE: Final = (
     *(RETRIES_SCHEDULED, RETRIES_EXECUTED, RETRIES_EXHAUSTED, RETRY_QUEUE_DEPTH),
-    *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, SETTLED, STALE),
-    *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS),
+    *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, MOVES, SETTLED, STALE),
+    *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS, LATENCY_GOALS),
     *(RECEIPTS, UNREADABLE_EVENTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),
     *(IN_FLIGHT, ABANDONED_CALLS, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),

@@ -15,6 +15,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.provider_moves import (
+    ProviderMove,
+    move_after_attempt,
+    move_after_receipt,
+    move_before_attempt,
+)
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
@@ -92,6 +98,7 @@ class Metrics:
         self._duplicates = counter(metric_catalog.DUPLICATES)
         self._conflicts = counter(metric_catalog.CONFLICTS)
         self._attempts = counter(metric_catalog.ATTEMPTS)
+        self._moves = counter(metric_catalog.MOVES)
         self._settled = counter(metric_catalog.SETTLED)
         self._stale = counter(metric_catalog.STALE)
         self._scheduled = counter(metric_catalog.RETRIES_SCHEDULED)
@@ -105,6 +112,7 @@ class Metrics:
         self._attempt_seconds = histogram(metric_catalog.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(metric_catalog.DELIVERY_SECONDS)
         self._lateness = histogram(metric_catalog.LATENESS)
+        self._goals = counter(metric_catalog.LATENCY_GOALS)
         self._requests = counter(metric_catalog.REQUESTS)
         self._request_seconds = histogram(metric_catalog.REQUEST_SECONDS)
         for queue in self._queues.values():  # create all series, so that rates see their first increase
@@ -112,6 +120,9 @@ class Metrics:
                 family[(queue,)].inc(0)
             for status in ("success", "failed"):
                 self._executed[queue, status].inc(0)
+        for mode in Mode:
+            for result in ("met", "missed"):
+                self._goals[mode.value, result].inc(0)
 
     def watch(self, engine: ReportsGauges) -> None:
         """Adds an engine's gauges and provider names. Must be called before anything is counted."""
@@ -141,7 +152,10 @@ class Metrics:
                 self._conflicts[(tenant,)].inc()
                 continue
             for notification, id in zip(submission.notifications, answer.ids, strict=False):
-                (duplicates if id in answer.duplicates else accepted)[notification.lane, tenant] += 1
+                duplicate = id in answer.duplicates
+                (duplicates if duplicate else accepted)[notification.lane, tenant] += 1
+                if notification.attempts_before and not duplicate:  # it waits for a retry from the start
+                    self._scheduled[(self._queues[notification.mode],)].inc()
         self._accepted.add(accepted)
         self._duplicates.add(duplicates)
 
@@ -158,16 +172,23 @@ class Metrics:
             settled[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
             attempt = settlement.attempt
             if attempt is None:
+                self._moved(move_before_attempt(claim, settlement))
                 continue
             provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
             attempts[claim.lane, provider, attempt.outcome.value] += 1
             if attempt.number > 1 or settlement.status not in SUCCESSFUL:
                 self._retried(settlement, attempt, queue)
+                self._moved(move_after_attempt(settlement, attempt))
+            if claim.moved_from:
+                self._moved(move_before_attempt(claim, settlement))
             if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
             if settlement.status in SUCCESSFUL:
                 took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
                 self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
+                if not claim.attempts_before:  # as in the roll-ups
+                    met = took_ms <= MODE_INFO[claim.mode].latency_goal_ms
+                    self._goals[claim.mode.value, "met" if met else "missed"].inc()
         self._settled.add(settled)
         self._attempts.add(attempts)
         if refused:
@@ -186,6 +207,8 @@ class Metrics:
                 if receipt.event_id in fates
             )
         )
+        for failure in result.failures:
+            self._moved(move_after_receipt(failure))
 
     def callback_unreadable(self, provider: str, events: int) -> None:
         self._unreadable[(self._providers[provider],)].inc(events)
@@ -221,6 +244,12 @@ class Metrics:
             self._scheduled[(queue,)].inc()
         elif settlement.reason is Reason.RETRIES_EXHAUSTED:
             self._exhausted[(queue,)].inc()
+
+    def _moved(self, move: ProviderMove | None) -> None:
+        if move is not None:
+            self._moves[
+                self._providers[move.from_provider], self._providers[move.to_provider], move.cause
+            ].inc()
 
     def _counter(self, metric: Metric) -> CachedFamily[prometheus.Counter]:
         return CachedFamily(

@@ -164,6 +164,8 @@ def a_claim_request(
     hanging: Collection[str] = (),
     answering: Collection[str] = (),
     limit: int | None = None,
+    tenant: str | None = None,
+    ids: Collection[str] | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim the due rows of these lanes.
 
@@ -182,6 +184,8 @@ def a_claim_request(
         hanging=frozenset(hanging),
         answering=frozenset(answering),
         limit=limit,
+        tenant=tenant,
+        ids=None if ids is None else frozenset(ids),
     )
 
 

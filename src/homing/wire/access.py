@@ -19,7 +19,7 @@ TenantName = Annotated[
         max_length=63,
         pattern=TENANT_PATTERN,
         examples=["acme"],
-        description="Name of the tenant: lowercase letters, digits, `.`, `_` and `-`.",
+        description="Name of the tenant: letters, digits, `.`, `_` and `-`. Capitals matter.",
     ),
 ]
 
@@ -113,7 +113,9 @@ class AuditQuery(
     """Selects the tenant's audit trail or the one that all tenants share, and a page of it."""
 
     shared: bool = False
-    """If true, lists actions that concern all tenants: on policies, providers and tenants, and purges."""
+    """If true, lists actions that concern all tenants: on policies, providers, settings, sinks and tenants,
+    and purges.
+    """
     limit: Limit = 50
     cursor: (
         Annotated[

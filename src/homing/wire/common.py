@@ -14,6 +14,16 @@ from homing.core.send_request import provider_id
 
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
+KeyAndValue = Annotated[
+    str,
+    Meta(
+        max_length=1000,
+        pattern="^[^=,]+=[^,\\x00]*$",
+        examples=["entry_id=42"],
+        extra={"form": "key=value, both without commas"},
+    ),
+]
+
 Limit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")]
 
 Cursor = Annotated[
@@ -62,6 +72,8 @@ class FilterFields(
     """Earliest time of acceptance, inclusive."""
     created_until: Annotated[datetime, Meta(tz=True)] | None = None
     """Latest time of acceptance, exclusive."""
+    metadata: tuple[KeyAndValue, ...] = ()
+    """Key and value, separated by `=`, that the metadata must have on its top level, both without commas."""
 
     def filter(self, statuses: Collection[Status] = (), acknowledged: bool | None = None) -> Filter:
         """Returns the engine's filter. Raises if `createdUntil` is before `createdFrom`."""
@@ -79,6 +91,7 @@ class FilterFields(
             acknowledged=acknowledged,
             created_from=self.created_from,
             created_until=self.created_until,
+            metadata={one.partition("=")[0]: one.partition("=")[2] for one in self.metadata},
         )
 
 

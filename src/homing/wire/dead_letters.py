@@ -37,6 +37,15 @@ class AcknowledgeBody(
     """Note that is stored with the notification."""
 
 
+class MoveBody(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Optional reason for ending a notification as a dead letter."""
+
+    why: Why = ""
+    """Reason that is stored with the notification."""
+
+
 class ResendBody(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):

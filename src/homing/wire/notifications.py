@@ -31,6 +31,10 @@ class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
     """Message id assigned by the provider. Set after a synchronous send."""
+    provider: Annotated[str | None, Meta(examples=["fcm"])] = None
+    """Id of the provider that accepted the message. Set after a synchronous send."""
+    sent_at: datetime | None = None
+    """Time at which the provider accepted the message. Set after a synchronous send."""
     delivered_at: datetime | None = None
     """Time of delivery. Set after a synchronous send that was delivered."""
 
@@ -40,8 +44,10 @@ class NotificationQuery(
 ):
     """Selects notifications and a page of them. All given fields must match."""
 
+    status: tuple[Status, ...] = ()
+    """Statuses to select; may be repeated. If omitted, all statuses."""
     statuses: tuple[Status, ...] = ()
-    """Statuses to select. If omitted, all statuses."""
+    """Another name for `status`."""
     acknowledged: bool | None = None
     """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
     limit: Limit = 50

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -30,9 +30,13 @@ class PendingQuery(
 class WaitingQuery(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Hypothetical retry delay to compute with. Nothing is changed."""
+    """Order of the list, and a hypothetical retry delay to compute with. Nothing is changed."""
 
     limit: Limit = 50
+    by: Literal["due", "last-attempt"] = "due"
+    """`due` lists what is not due yet, soonest first. `last-attempt` lists all that wait for a retry, those
+    that were attempted longest ago first.
+    """
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -43,9 +47,11 @@ class WaitingQuery(
 class ErrorsQuery(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Limits the number of groups that are returned."""
+    """Selects what is grouped, and limits the number of groups."""
 
     limit: Limit = 50
+    status: Literal["failed", "retrying"] = "failed"
+    """`failed` groups dead letters, `retrying` groups what waits for a retry, by its last error."""
 
 
 class RollUpsQuery(
@@ -62,8 +68,8 @@ class DelayQuery(
 ):
     """An attempt and its retry settings: a base delay, or the properties that select a policy."""
 
-    attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
-    """Number of the failed attempt, counted from 1. For 0, the delay is 0."""
+    attempt: Annotated[int, Meta(ge=-1000, le=1000, examples=[2])]
+    """Number of the failed attempt, counted from 1. For 0 and less, the delay is 0."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -75,12 +81,14 @@ class DelayQuery(
     """Origin of the notification."""
     channel: Channel = Channel.EMAIL
     """Channel of the notification."""
-    priority: Priority = Priority.MEDIUM
-    """Priority of the notification."""
+    priority: Annotated[str, Meta(pattern=f"^({'|'.join(Priority)}|normal)$")] = "medium"
+    """Priority of the notification. `normal` is another name for `medium`."""
+    jitter: bool = False
+    """Whether to add the policy's jitter, which differs with each call."""
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Delay after an attempt, before jitter."""
+    """Delay after an attempt."""
 
     attempt: int
     """Number of the failed attempt."""
@@ -88,3 +96,5 @@ class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
     """Delay in milliseconds."""
     delay_minutes: float
     """The same delay in minutes."""
+    should_retry: bool
+    """True if the policy allows another attempt after this one has failed."""

@@ -53,6 +53,7 @@ def office(serve: Serve) -> AdminService:
     return AdminService(serve)
 
 
+@pytest.mark.source("002", "440", "475-498", "600-616")
 def test_a_manual_retry_is_answered_as_in_the_source_and_uses_the_forced_provider(
     office: AdminService,
 ) -> None:

@@ -73,6 +73,7 @@ def service(serve: Serve) -> VendorService:
     return VendorService(serve)
 
 
+@pytest.mark.source("002", "281", "302-311", "322-323", "329", "351")
 @pytest.mark.parametrize("vendor", ["twilio", "sendgrid", "fcm", "acs", "sns"])
 def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(
     service: VendorService, vendor: str

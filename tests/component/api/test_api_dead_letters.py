@@ -103,6 +103,31 @@ def test_a_resend_is_a_new_notification_linked_to_the_old_one(serve: Serve) -> N
     assert next(note[1:3] for note in desk.http.trail.notes) == ("dead_letter.resend", id)
 
 
+@pytest.mark.source("003", "423")
+def test_a_waiting_notification_is_moved_to_the_dead_letters(serve: Serve) -> None:
+    desk = DeadLetterService(serve, 0)
+    desk.mail.usual = OutcomeKind.TRANSIENT
+    request = {"recipient": {"email": "p@example.org"}, "channel": "email", "content": {"body": "hello"}}
+    id = desk.post("/notifications/send", {**request, "provider": "mail"}, 202)["notificationId"]
+    desk.process()
+    path = f"/notifications/{id}/move-to-dead-letter"
+    moved = desk.post(path, {"why": "the address is wrong"})
+    assert (moved["status"], moved["reason"], moved["attemptCount"]) == ("failed", "OPERATOR", 1)
+    assert moved["lastError"] == "mail returned transient"
+    assert "failedAt" in moved
+    (cause,) = desk.get(f"/notifications/{id}/attempts")["causes"]
+    assert (cause["name"], cause["who"], cause["why"]) == ("fail", "key:default", "the address is wrong")
+    assert [one["id"] for one in desk.get("/dead-letters")["items"]] == [id]
+    assert desk.http.trail.notes[-1][1:3] == ("notification.fail", id)
+    again = desk.http.call("POST", f"/api/v1{path}")
+    assert (again.status, again.json["error"]["code"]) == (409, "COMMAND_REFUSED")
+    assert desk.http.call("POST", "/api/v1/notifications/nonsense/move-to-dead-letter").status == 404
+    desk.mail.usual = OutcomeKind.ACCEPTED
+    new = desk.post(f"/dead-letters/{id}/resend", wanted=201)["notificationId"]
+    desk.process()
+    assert desk.get(f"/notifications/{new}")["status"] == "sent"
+
+
 def test_a_dry_run_counts_and_changes_nothing(serve: Serve) -> None:
     desk = DeadLetterService(serve, 7)
     body = {"command": "resend", "filter": {"type": "news"}, "dryRun": True}

@@ -132,6 +132,7 @@ def test_a_list_is_newest_first_and_continues_at_its_cursor(service: RunningServ
     rest = service.call("GET", f"/api/v1/notifications?limit=3&cursor={first['cursor']}").json
     assert [one["id"] for one in first["items"] + rest["items"]] == sorted(ids, reverse=True)
     assert rest["cursor"] is None
+    assert {one["attemptCount"] for one in first["items"]} == {0}, "it is there before the first attempt too"
 
 
 def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
@@ -143,7 +144,10 @@ def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
     process(service)
     clock.ahead_ms += MINUTE_MS
     to = {"deviceToken": "grace-1"}
-    id = accepted(service, {**MAIL, "recipient": to, "channel": "push", "type": "other"})
+    metadata = {"entry_id": 42, "paid": True}
+    id = accepted(
+        service, {**MAIL, "recipient": to, "channel": "push", "type": "other", "metadata": metadata}
+    )
     process(service)
     found = service.call("GET", f"/api/v1/notifications/{id}").json
     for chosen in (
@@ -158,17 +162,21 @@ def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
         "reason=BAD_RECIPIENT",
         "errorCode=bad_recipient",
         "acknowledged=false&statuses=failed",
+        "status=failed&status=expired",
+        "metadata=entry_id=42&metadata=paid=true",
         f"createdFrom={found['createdAt']}",
     ):
         page = service.call("GET", f"/api/v1/notifications?{chosen}").json
         assert [one["id"] for one in page["items"]] == [id], chosen
-    for chosen in ("acknowledged=true", f"createdFrom={found['createdAt']}&channel=email"):
+    others = ("acknowledged=true", f"createdFrom={found['createdAt']}&channel=email", "metadata=paid=false")
+    for chosen in others:
         assert service.call("GET", f"/api/v1/notifications?{chosen}").json["items"] == [], chosen
 
 
 def test_an_invalid_filter_is_named(service: RunningService) -> None:
     for query, field in (
-        ("status=failed", "status"),
+        ("state=failed", "state"),
+        ("metadata=entry_id", "metadata[0]"),
         ("statuses=lost", "statuses[0]"),
         ("limit=0", "limit"),
         ("limit=many", "limit"),

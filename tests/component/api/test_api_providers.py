@@ -27,7 +27,8 @@ def test_all_providers_are_listed_in_order_with_their_breakers(service: RunningS
     items = service.call("GET", "/api/v1/providers", key="default:read").json["items"]
     assert [(one["id"], one["breaker"]["phase"]) for one in items] == [("mail", "closed"), ("sns", "closed")]
     assert items[1]["routes"]["sms"] == 2
-    assert service.call("GET", "/api/v1/providers/AWS_SNS").json["id"] == "sns"
+    for name in ("AWS_SNS", "AWS%20SNS", "aws-sns"):
+        assert service.call("GET", f"/api/v1/providers/{name}").json["id"] == "sns"
     assert service.call("GET", "/api/v1/providers/pigeon").status == 404
 
 

@@ -62,7 +62,6 @@ def test_the_numbers_equal_those_from_python(service: RunningService) -> None:
     async def told(engine: Homing) -> Any:
         return {
             "counts": await engine.queue_counts(),
-            "health": await engine.health_metrics(),
             "statistics": {"items": await engine.retry_statistics()},
             "success-by-attempt": {"items": await engine.success_by_attempt()},
             "errors": {"items": await engine.error_groups()},
@@ -79,11 +78,10 @@ def test_statistics_show_the_success_of_retries(service: RunningService) -> None
         "pending": 1, "retrying": 1, "sent": 2, "failed": 1
     }  # fmt: skip
     assert get(service, "statistics")["items"] == [
-        {"attempts": 1, "count": 3, "pendingCount": 1, "failedCount": 1},
-        {"attempts": 2, "count": 1, "pendingCount": 0, "failedCount": 0},
+        {"attempts": 1, "count": 2, "pendingCount": 1, "failedCount": 1},
     ]
     assert get(service, "success-by-attempt")["items"] == [
-        {"attempts": 1, "total": 2, "succeeded": 1, "failed": 1, "successRate": 50.0},
+        {"attempts": 1, "total": 3, "succeeded": 1, "failed": 1, "successRate": 33.33},
         {"attempts": 2, "total": 1, "succeeded": 1, "failed": 0, "successRate": 100.0},
     ]
     (group,) = get(service, "errors")["items"]
@@ -92,8 +90,17 @@ def test_statistics_show_the_success_of_retries(service: RunningService) -> None
     assert (hour["accepted"], hour["sent"], hour["failed"], hour["retried"]) == (5, 2, 1, 2)
 
 
-def test_health_has_its_thirteen_numbers(service: RunningService) -> None:
+def test_health_has_its_thirteen_numbers_and_the_thresholds(service: RunningService) -> None:
     health = get(service, "health")
+    assert health.pop("healthy") is True
+    thresholds = {one["metric"]: one for one in health.pop("thresholds")}
+    assert list(thresholds) == [
+        *("pendingRetryCount", "recentFailureRate", "oldestRetry", "newDeadLettersAgainstHourBefore"),
+        *("unacknowledgedDeadLetters", "oldestDeadLetterMs", "withinGoalStandard"),
+    ]
+    assert {one["name"] for one in thresholds.values() if one["exceeded"]} == set()
+    assert (thresholds["pendingRetryCount"]["value"], thresholds["pendingRetryCount"]["limit"]) == (1, 100)
+    assert (thresholds["recentFailureRate"]["value"], thresholds["recentFailureRate"]["limit"]) == (33.3, 5)
     assert len(health) == 13
     assert health["oldestRetry"].endswith("Z")
     assert (health["totalNotifications"], health["sentCount"], health["recoveredByRetryCount"]) == (5, 2, 1)
@@ -106,6 +113,9 @@ def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: R
     assert sorted(names(get(service, "pending?delayMs=0"))) == ["busy", "new"]
     assert names(get(service, "pending?delayMs=0&maxAttempts=1")) == ["new"]
     assert names(get(service, "waiting?delayMs=0")) == []
+    assert names(get(service, "waiting?by=last-attempt")) == ["busy"]
+    (waits,) = get(service, "errors?status=retrying")["items"]
+    assert (waits["count"], waits["unacknowledged"], waits["lastError"]) == (1, 0, "busy")
     (own,), (longer,) = (get(service, path)["items"] for path in ("waiting", "waiting?delayMs=3600000"))
     assert longer["nextRetryAt"] > own["nextRetryAt"]
     assert names(get(service, "pending")) == ["new"]
@@ -114,17 +124,20 @@ def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: R
 
 def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningService) -> None:
     assert get(service, "delay?attempt=2&delayMs=300000") == {
-        "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0
+        "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0, "shouldRetry": True
     }  # fmt: skip
+    assert not get(service, "delay?attempt=3")["shouldRetry"]
     assert get(service, "delay?attempt=1&type=incident")["delayMinutes"] == 10.0
     assert get(service, "delay?attempt=3&type=quick")["delayMs"] == 0
+    assert get(service, "delay?attempt=1&priority=normal") == get(service, "delay?attempt=1&priority=medium")
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
+    assert get(service, "delay?attempt=1&jitter=true&type=incident")["delayMinutes"] == 10.0, "it has none"
 
 
 def test_an_invalid_parameter_is_named(service: RunningService) -> None:
     for query, field in (
         ("delay", "attempt"),
-        ("delay?attempt=-1", "attempt"),
+        ("delay?attempt=-1001", "attempt"),
         ("pending?limit=0", "limit"),
         ("waiting?delayMs=-5", "delayMs"),
         ("delay?attempt=1&channel=pigeon", "channel"),
@@ -140,3 +153,16 @@ def test_another_tenant_sees_nothing(service: RunningService) -> None:
     for path in ("pending", "waiting", "statistics", "success-by-attempt", "errors", "roll-ups"):
         assert get(service, path, key="other") == {"items": []}, path
     assert service.call("GET", "/api/v1/queue/counts", key="default:send").status == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("queue/waiting?by=foo", "by: is 'foo'; it must be one of due, last-attempt"),
+        ("queue/errors?status=foo", "status: is 'foo'; it must be one of failed, retrying"),
+        ("notifications?metadata=foo", "metadata[0]: must be key=value, both without commas"),
+    ],
+)
+def test_a_wrong_parameter_is_told_what_is_allowed(service: RunningService, path: str, message: str) -> None:
+    found = service.call("GET", f"/api/v1/{path}")
+    assert (found.status, found.json["error"]["message"]) == (400, message)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
 from homing import Homing
@@ -219,3 +221,35 @@ async def test_a_wrong_issuer_is_named_with_its_index(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_named(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"service\.{key}"):
         service.listen_address(settings(tmp_path, **{key: value}))
+
+
+async def test_keys_of_issuers_are_replaced_at_runtime_and_two_hold_during_a_rotation(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("old", "new")}
+    for name, file in files.items():
+        file.write_text(name * 20)
+
+    def with_keys(*names: str) -> Settings:
+        common = {"issuer": "https://id", "audience": "homing", "algorithm": "HS256", "tenant": "default"}
+        tables = [{**common, "scopes": ["read"], "key": f"file:{files[name]}"} for name in names]
+        return settings(tmp_path, jwt=tables)
+
+    async with Homing(loaded_settings=with_keys("old")) as homing:
+        served = service.build_service(with_keys("old"), homing)
+        homing.reloader.parts.append(service.reloadable_issuers(served))
+        await homing.tenants.ensure("default", who="test")
+
+        async def accepted() -> list[str]:
+            now = int(time.time())
+            claims = {"iss": "https://id", "aud": "homing", "sub": "ann", "iat": now, "exp": now + 60}
+            tokens = {name: jwt.encode(claims, name * 20, "HS256") for name in files}
+            gate = served.gatekeeper
+            return [name for name, token in tokens.items() if await gate.caller(f"Bearer {token}")]
+
+        assert await accepted() == ["old"]
+        done = await homing.reload(with_keys("new", "old"), who="cli:ann")
+        assert any(path.startswith("service.jwt[1]") for path in done.changed)
+        assert await accepted() == ["old", "new"]
+        files["new"].unlink()
+        with pytest.raises(ConfigError, match=r"service\.jwt\[0\]\.key"):
+            await homing.reload(with_keys("new"))
+        assert await accepted() == ["old", "new"], "nothing was changed"

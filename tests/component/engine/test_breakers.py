@@ -11,7 +11,7 @@ import pytest
 from homing import BreakerPolicy, InvalidRequest, Outcome, Status
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import BREAKER_OFF, Phase
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.batch_provider import BatchProvider
@@ -137,6 +137,7 @@ async def test_other_channels_continue_while_one_is_held_back(harness: EngineHar
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
+@pytest.mark.source("002", "28", "245", "252", "266")
 async def test_with_an_open_breaker_the_next_provider_is_used_without_waiting(harness: EngineHarness) -> None:
     first, second = FailingProvider("first"), TimedProvider("second")
     engine = await harness.open({"first": first, "second": second}, rules=steady())
@@ -184,6 +185,7 @@ async def test_a_provider_of_two_channels_blocks_neither_of_their_substitutes(ha
     assert await status(engine, id) is Status.SENT
 
 
+@pytest.mark.source("002", "198", "204")
 async def test_a_good_health_check_ends_the_pause_early(harness: EngineHarness) -> None:
     provider = FailingProvider()
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=20))
@@ -226,6 +228,19 @@ async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(harne
     await engine.force_breaker("mail", None, who="ada")
     await seconds(3)
     assert await status(engine, id) is Status.SENT
+
+
+async def test_what_is_due_after_it_reopens_is_not_held_back(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": FailingProvider()}, rules=steady())
+    for _ in range(5):
+        await mail(engine)
+    await seconds(1)
+    assert await phase(harness) is Phase.OPEN
+    now, later = await mail(engine), await mail(engine, send_at=timedelta(hours=5))
+    for held in ("held by the breaker of mail until 2", "held by the breaker of mail until an operator"):
+        assert held in (await engine.explain(now)).next_step
+        assert "held by" not in (await engine.explain(later)).next_step
+        await engine.force_breaker("mail", Phase.OPEN, who="ada")
 
 
 async def test_forced_closed_no_failure_opens_it(harness: EngineHarness) -> None:
@@ -422,3 +437,53 @@ async def test_pinned_notifications_return_to_their_own_hosts_with_their_provide
     outlets = engine.worker._capacity.in_flight.outlets
     assert outlets == {"hook@default/https://slow.example": 2}
     assert {len((await engine.history(id)).attempts) for id in ids[3:]} == {1}
+
+
+# Off, held closed, idle ------------------------------------------------------------------------------------
+
+
+async def test_without_a_breaker_an_outage_leaves_the_retries_on_their_schedule(
+    harness: EngineHarness,
+) -> None:
+    provider = FailingProvider()
+    listed = serving("mail", provider, breaker=BREAKER_OFF)
+    engine = await harness.open({"mail": listed}, rules=steady(max_attempts=4))
+    ids = [await mail(engine) for _ in range(20)]
+    await seconds(31)
+    assert {await status(engine, id) for id in ids} == {Status.FAILED}
+    assert len(provider.times) == 80
+    assert await phase(harness) is Phase.CLOSED
+    assert harness.alerts("BreakerChanged") == []
+
+
+async def test_a_breaker_held_closed_announces_nothing_while_the_provider_fails(
+    harness: EngineHarness,
+) -> None:
+    provider = FailingProvider()
+    engine = await harness.open({"mail": provider}, rules=steady(max_attempts=4))
+    await engine.force_breaker("mail", "closed", who="ada")
+    for _ in range(10):
+        await mail(engine)
+    await seconds(40)
+    assert len(provider.times) == 40
+    assert [alert["alert"] for alert in harness.alerts() if alert["alert"].startswith("Breaker")] == [
+        "BreakerForced"
+    ]
+    assert await phase(harness) is Phase.CLOSED
+    await engine.force_breaker("mail", None, who="ada")
+    (view,) = await engine.providers()
+    assert view.breaker.phase is Phase.CLOSED
+
+
+async def test_a_breaker_that_nothing_tries_reads_half_open_after_its_pause(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": FailingProvider()}, rules=steady(max_attempts=1))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(5)
+    (view,) = await engine.providers()
+    assert view.breaker.phase is Phase.OPEN
+    assert view.breaker.until is not None
+    await seconds(60)
+    (view,) = await engine.providers()
+    assert (view.breaker.phase, view.breaker.until) == (Phase.HALF_OPEN, None)
+    assert engine.snapshot().breakers == {"mail": Phase.HALF_OPEN}

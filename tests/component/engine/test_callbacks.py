@@ -155,6 +155,7 @@ async def test_the_rule_at_the_settlement_decides_about_a_later_receipt(harness:
     assert len(second.sent) == 1
 
 
+@pytest.mark.source("002", "29", "297-298", "313-320")
 async def test_a_bounce_moves_to_the_next_provider_at_once(harness: EngineHarness) -> None:
     """At the same moment, because the worker is woken."""
     first, second = CallbackProvider("first"), CallbackProvider("second")

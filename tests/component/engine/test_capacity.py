@@ -75,6 +75,7 @@ async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(
 
 
 @pytest.mark.parametrize("rate", [RateLimit(5.0, 5), RateLimit(2.0, 1), RateLimit(20.0, 10)])
+@pytest.mark.source("003", "439")
 async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
     harness: EngineHarness, rate: RateLimit
 ) -> None:
@@ -145,6 +146,17 @@ async def test_tokens_of_the_reserve_are_taken_with_one_call_per_batch(
     await seconds(1)
     assert len(provider.times) == 100
     assert len(calls) < 20
+
+
+async def test_no_more_is_claimed_than_the_bucket_has_tokens(harness: EngineHarness) -> None:
+    listed = serving("mail", TimedProvider(), rate=RateLimit(0.1, 16))
+    engine = await harness.open({"mail": listed}, working=False)
+    for _ in range(20):
+        await mail(engine, priority="critical")
+    engine.start_worker()
+    await seconds(12)
+    starts = [claim.providers["mail"].starts for claim in harness.store.claims]
+    assert max(starts) == 3, "one token is held at a time, and two are reserved for priority"
 
 
 async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:

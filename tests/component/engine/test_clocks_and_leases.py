@@ -220,3 +220,16 @@ async def test_a_relay_continues_after_an_unexpected_error_of_the_store(harness:
     await mail(engine)
     await seconds(10)
     assert "NotificationFailed" in {event.name for event in harness.events}
+
+
+async def test_a_run_for_one_tenant_settles_what_a_run_that_died_has_left(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider(script=[HANG])}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    job = await harness.open({"mail": ScriptedProvider()}, rules=steady(), working=False)
+    await seconds(120)
+    for _ in range(2):
+        await job.process(tenant=job.tenant)
+        await seconds(30)
+    assert [attempt.outcome for attempt in (await job.history(id)).attempts] == [K.LOST, K.ACCEPTED]

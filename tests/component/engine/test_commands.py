@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homing import Channel, CommandName, CommandRefused, Filter, Homing, InvalidRequest, Status
+from homing.api.operations.admin import attempt_after_retry
 from homing.core.routing.breaker import Phase
 from homing.engine.operations.commands import BulkProgress
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -83,6 +84,7 @@ async def test_a_retry_can_force_the_provider(harness: EngineHarness) -> None:
         await engine.retry(id, provider="fax")
 
 
+@pytest.mark.source("003", "213-218")
 async def test_a_retry_makes_a_waiting_notification_due_now(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[K.TRANSIENT])
     engine = await harness.open({"mail": provider}, rules=steady(base_ms="1h"))
@@ -96,6 +98,7 @@ async def test_a_retry_makes_a_waiting_notification_due_now(harness: EngineHarne
     assert provider.times == [0.0, 5.0, 5.0]
 
 
+@pytest.mark.source("003", "238-256")
 async def test_a_resend_is_a_new_notification_linked_to_its_original(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(script=[K.BAD_CONTENT])})
     sent = await engine.send(
@@ -133,6 +136,7 @@ async def test_a_resent_notification_is_continued_only_by_its_successor(harness:
     assert (await engine.queue_counts())["sent"] == 1
 
 
+@pytest.mark.source("003", "226-233")
 async def test_an_acknowledged_dead_letter_records_by_whom(harness: EngineHarness) -> None:
     engine, _, (id,) = await dead(harness)
     await engine.acknowledge(id, who="ada", why="customer left")
@@ -247,6 +251,14 @@ async def test_a_bulk_retry_respects_its_rate(harness: EngineHarness) -> None:
     assert 8 <= provider.times[-1] - provider.times[0] <= 10
 
 
+async def test_a_bulk_retry_reaches_what_changes_while_it_runs(harness: EngineHarness) -> None:
+    engine, _, ids = await dead(harness, 3)
+    steps = engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=1)
+    await anext(steps)
+    await engine.acknowledge(max(ids), who="bob", why="known")
+    assert (await every(steps))[-1].done == 3
+
+
 async def test_a_rate_below_one_per_second_is_respected_too(harness: EngineHarness) -> None:
     engine, provider, _ = await dead(harness, 3)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=0.5))
@@ -335,3 +347,21 @@ async def test_a_command_with_a_control_character_is_refused(
     with pytest.raises(InvalidRequest, match=next(name for name, text in fields.items() if "\x00" in text)):
         await engine.cancel(id, **fields)
     assert await status(engine, id) is Status.PENDING
+
+
+async def test_the_attempt_after_a_retry_is_named_correctly_even_if_it_was_made_already(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker()
+    await engine.retry(id)
+    assert attempt_after_retry(await engine.history(id)) == 2
+    engine.start_worker()
+    await seconds(1)
+    assert (await engine.get(id)).attempt_count == 2
+    assert attempt_after_retry(await engine.history(id)) == 2, "the worker was quicker than the answer"
+    await engine.retry(id)
+    await seconds(1)
+    assert attempt_after_retry(await engine.history(id)) == 3

@@ -106,11 +106,11 @@ async def test_behind_an_open_breaker_it_ends_at_its_maximum_age(harness: Engine
     assert await status(engine, later) is Status.FAILED
 
 
-async def test_the_default_age_limit_is_a_day(harness: EngineHarness) -> None:
+async def test_the_default_age_limit_is_two_days(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider()}, working=False)
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine)
-    for passed, expected in ((DAY - 60, Status.PENDING), (120, Status.FAILED)):
+    for passed, expected in ((2 * DAY - 60, Status.PENDING), (120, Status.FAILED)):
         await seconds(passed)
         engine.start_worker()
         await seconds(10)

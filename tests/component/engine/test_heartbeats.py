@@ -6,6 +6,7 @@ import asyncio
 
 from homing import Homing, Status, __version__
 from homing.core.ports.stores import WorkerHeartbeat
+from homing.core.routing.breaker import Phase
 from homing.engine.operations.workers import WorkerState
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import EngineHarness, mail, seconds, serving, status, text
@@ -86,6 +87,23 @@ async def test_overdue_work_without_a_live_worker_is_a_finding(harness: EngineHa
     assert await engine.unattended_ms() == 0
     assert (await engine.readiness()).worker == "ok"
     assert "no worker is live" not in (await engine.explain(id)).next_step
+
+
+async def test_work_that_a_run_from_cron_has_left_to_a_breaker_counts_from_that_run(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(
+        {"mail": ScriptedProvider()}, working=False, thresholds={"unattended_ms": "6m"}
+    )
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    await mail(engine)
+    for _ in range(6):
+        await engine.process()
+        await seconds(300)
+        assert 299_000 <= await engine.unattended_ms() <= 301_000, "although it has been due for longer"
+        assert (await engine.readiness()).worker == "ok"
+    await seconds(120)
+    assert (await engine.readiness()).worker == "none is live, and work is overdue"
 
 
 async def test_an_alert_tells_of_overdue_work_that_only_dead_workers_served(harness: EngineHarness) -> None:

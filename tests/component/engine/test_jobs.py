@@ -122,7 +122,7 @@ async def test_a_continued_job_has_the_new_author_reason_and_rate(harness: Engin
 
 
 async def test_only_a_recent_job_is_continued_so_that_later_dead_letters_are_included(
-    harness: EngineHarness,
+    poll_rarely: None, harness: EngineHarness
 ) -> None:
     engine, provider, ids = await dead(harness, 10)
     first = await resend(engine, rate=1)

@@ -90,3 +90,31 @@ async def test_a_closed_breaker_that_was_read_during_a_write_is_not_written_afte
         await breakers.refresh(at_once=True)
     assert breakers.state("mail").phase is Phase.OPEN
     assert await phase(harness) is Phase.OPEN
+
+
+async def test_a_breaker_that_opens_while_its_last_state_is_written_is_written_again(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": TimedProvider()}, working=False)
+    breakers = engine.worker._breakers
+
+    def fail() -> None:
+        while breakers.state("mail").phase is Phase.CLOSED:
+            breakers.record("mail", OutcomeKind.TRANSIENT)
+
+    async def fail_meanwhile(operation: str) -> None:
+        if operation == "put_breaker":
+            harness.store.on_call = None
+            fail()
+
+    fail()
+    await breakers.refresh(at_once=True)
+    await seconds(61)
+    assert await breakers.try_trial("mail", 1_000)
+    breakers.record("mail", OutcomeKind.ACCEPTED, trial=True)
+    assert breakers.state("mail").phase is Phase.CLOSED
+    harness.store.on_call = fail_meanwhile
+    for _ in range(2):
+        await breakers.refresh(at_once=True)
+    assert breakers.state("mail").phase is Phase.OPEN
+    assert await phase(harness) is Phase.OPEN

@@ -154,3 +154,58 @@ async def test_a_sink_whose_registration_is_lost_registers_again(
     store.lose(lost)
     await seconds(20)
     assert harness.alerts("NotificationsLost") != []
+
+
+async def test_a_report_that_had_to_wait_has_all_that_a_loss_took_meanwhile(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    """A server is restarted, and restored from a backup before the ids could be looked up."""
+    engine = await harness.open(working=False)
+    store.lose()
+    store.away.add("find_missing")
+    lost = [await send_later(engine) for _ in range(3)]  # the first one notices the restart
+    await seconds(1)
+    store.lose(*lost)
+    store.away.clear()
+    await send_later(engine)
+    await seconds(1)
+    await engine.process()
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [sorted(lost)]
+
+
+async def test_a_report_has_what_was_acknowledged_and_lost_during_its_look_up(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open(working=False)
+    lost = [await send_later(engine)]
+
+    async def lose_during_look_up(operation: str) -> None:
+        if operation == "find_missing" and len(lost) == 1:
+            lost.append(await send_later(engine))
+            store.lose(*lost)
+
+    store.on_call = lose_during_look_up
+    store.lose()
+    await send_later(engine)
+    await seconds(1)
+    await engine.process()
+    assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [sorted(lost)]
+
+
+async def test_what_an_operator_purges_during_a_look_up_is_not_reported_as_lost(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    purged = await mail(engine)
+    await seconds(10)
+    operator = await harness.open(working=False)
+
+    async def purge_before_look_up(operation: str) -> None:
+        if operation == "find_missing":
+            await operator.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0))
+
+    store.on_call = purge_before_look_up
+    store.lose()
+    await seconds(10)
+    assert await store.find_missing([purged]) == {purged}
+    assert harness.alerts("NotificationsLost") == []

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from homing import CallbackUnreadable, Homing, IdempotencyConflict, StoreUnavailable
+from homing import CallbackUnreadable, Homing, IdempotencyConflict, Outcome, StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Retention
+from homing.core.ports.stores import Entry, Retention
+from homing.core.request_decoding import read_request
 from homing.core.routing.breaker import Phase
+from homing.core.routing.delivery_modes import MODE_INFO
+from homing.engine.intake.requests import PriorAttempts
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from homing.telemetry.metric_catalog import CATALOGUE
@@ -67,6 +71,8 @@ async def scrape(metrics: Metrics) -> Page:
     return Page(await metrics.page())
 
 
+@pytest.mark.source("000", "10-15", "65-68", "70-71", "90", "133", "142")
+@pytest.mark.source("004", "176-198", "234")
 async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineHarness) -> None:
     engine, metrics = await watched(harness, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
     await mail(engine)
@@ -83,6 +89,23 @@ async def test_the_four_named_metrics_follow_a_retry_to_its_end(harness: EngineH
     assert page("retries_exhausted_total", queue=queue) == 1
     assert page("retry_queue_depth") == 0
     assert page("retries_scheduled_total", queue="homing-bulk") == 0
+
+
+async def test_a_retry_that_an_inactive_device_prevents_is_not_counted_as_scheduled(
+    harness: EngineHarness,
+) -> None:
+    entry = Entry(tenant="default", kind="device", key="token-1", value={"active": False}, version=-1)
+
+    async def fail(delivery: Delivery) -> Outcome:
+        assert await harness.store.put([entry], who="test") is not None
+        return Outcome(K.TRANSIENT)
+
+    engine, metrics = await watched(harness, {"fcm": serving("fcm", fail, "push")}, rules=steady())
+    await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    await seconds(2)
+    page = await scrape(metrics)
+    assert (page.sum("retries_scheduled_total"), page("retry_queue_depth")) == (0, 0)
+    assert page.sum("homing_settled_total", status="skipped") == 1
 
 
 async def test_a_successful_retry_counts_as_a_success(harness: EngineHarness) -> None:
@@ -135,7 +158,9 @@ async def test_latency_and_lateness_are_in_seconds(harness: EngineHarness) -> No
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_scheduled_delay_does_not_count_as_slow_delivery(harness: EngineHarness) -> None:
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine, metrics = await watched(harness)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)
@@ -283,6 +308,45 @@ async def test_the_page_contains_no_recipient_id_or_error(harness: EngineHarness
     page = (await scrape(metrics)).text
     for private in (*ids, ADA, "example.org", PHONE, "4711", "secret words", "invoice", engine.settings.name):
         assert private not in page
+
+
+async def test_the_first_retry_of_what_another_system_attempted_is_counted_as_scheduled(
+    harness: EngineHarness,
+) -> None:
+    engine, metrics = await watched(harness, working=False)
+    request = read_request({"recipient": ADA, "channel": "email", "content": {"body": "x"}})
+    await engine.submit(request, earlier=PriorAttempts(attempts=1))
+    await mail(engine)
+    page = await scrape(metrics)
+    assert page("retries_scheduled_total", queue="homing-standard") == 1
+
+
+@pytest.mark.source("002", "63-68")
+async def test_deliveries_within_the_latency_goal_of_their_mode_and_later_ones_are_counted(
+    harness: EngineHarness,
+) -> None:
+    engine, metrics = await watched(
+        harness, {"mail": ScriptedProvider("mail", [K.TRANSIENT] * 2)}, rules=steady(base_ms="20s")
+    )
+    await mail(engine, priority="high")
+    await mail(engine)
+    await mail(engine)
+    await seconds(60)
+    page = await scrape(metrics)
+    met, missed = (
+        {
+            mode: page("homing_latency_goal_total", mode=mode, result=result)
+            for mode in ("priority", "standard")
+        }
+        for result in ("met", "missed")
+    )
+    assert (met, missed) == ({"priority": 0, "standard": 2}, {"priority": 1, "standard": 0})
+    goals_s = {info.latency_goal_ms / 1000 for info in MODE_INFO.values()}
+    assert goals_s == {2, 5, 30, 300}
+    bounds = {
+        float(bound) for bound in re.findall(r'homing_delivery_seconds_bucket{.*le="([0-9.]+)"', page.text)
+    }
+    assert goals_s <= bounds, "each goal is the bound of a bucket"
 
 
 async def test_every_sample_is_in_the_catalogue_with_its_labels(harness: EngineHarness) -> None:

@@ -58,6 +58,7 @@ async def test_a_rule_given_in_python_equals_one_from_a_file(harness: EngineHarn
     assert await status(engine, id) is Status.FAILED
 
 
+@pytest.mark.source("001", "551-553")
 async def test_the_backoff_may_be_a_function(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
     rule = patience(
@@ -111,6 +112,8 @@ async def test_a_backoff_function_that_raises_does_not_prevent_settling_a_lost_l
     assert [await status(other, id) for id in ids[1:]] == [Status.SENT, Status.SENT]
 
 
+@pytest.mark.source("001", "463-474")
+@pytest.mark.source("003", "451-452")
 async def test_a_change_applies_from_the_next_decision_on(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=K.TRANSIENT)
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=9))

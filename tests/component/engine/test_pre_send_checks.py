@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from homing import Homing, HomingError, Reason, Recipient, Status
+from homing import Delivery, Homing, HomingError, Outcome, OutcomeKind, Reason, Recipient, Status
 from homing.core.lifecycle.claims import Claim
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
 from support.engine_harness import (
     ADA,
+    HOUR,
     EngineHarness,
     K,
     RecipientHook,
@@ -115,6 +116,97 @@ async def test_the_check_runs_before_every_attempt(harness: EngineHarness) -> No
     await seconds(10)
     found = await engine.get(id)
     assert (found.status, found.reason, found.attempt_count) == (Status.SKIPPED, Reason.SUPPRESSED, 1)
+
+
+class SwitchedOffWhileSending(TimedProvider):
+    """Fails, and the device of the push is reported as inactive before the provider answers."""
+
+    def __init__(self, switch_off: Callable[[], Awaitable[None]], *, kind: OutcomeKind = K.TRANSIENT) -> None:
+        super().__init__("fcm", usual=kind)
+        self._switch_off = switch_off
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        await self._switch_off()
+        return await super().send(delivery)
+
+
+@pytest.mark.source("000", "17-22", "73-76", "92-93")
+@pytest.mark.parametrize("kind", [K.TRANSIENT, K.THROTTLED, K.AMBIGUOUS, K.PROVIDER_FAULT])
+async def test_a_device_that_is_inactive_when_a_push_fails_gets_no_retry(
+    harness: EngineHarness, kind: OutcomeKind
+) -> None:
+    provider = SwitchedOffWhileSending(
+        lambda: put(harness, "device", "token-1", {"active": False}), kind=kind
+    )
+    engine = await harness.open({"fcm": serving("fcm", provider, "push")}, rules=steady())
+    sent = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    await seconds(2)
+    history = await engine.history(sent.id)
+    found = history.notification
+    assert (found.status, found.reason) == (Status.SKIPPED, Reason.DEVICE_INACTIVE)
+    assert (found.attempt_count, found.next_retry_at) == (1, None)
+    assert [attempt.outcome for attempt in history.attempts] == [kind]
+    assert history.causes == (), "its attempt is the cause"
+    counts = await engine.process(10)
+    assert (counts.processed, counts.retried) == (0, 0)
+    await seconds(60)
+    assert len(provider.times) == 1
+
+
+async def test_the_directory_is_asked_once_for_all_failed_pushes_of_a_settled_batch(
+    harness: EngineHarness,
+) -> None:
+    asked: list[int] = []
+
+    def facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+        asked.append(len(claims))
+        if len(asked) == 1:
+            return {}
+        gone = RecipientFacts(skip=Reason.DEVICE_INACTIVE)
+        return {claim.id: gone for claim in claims if claim.address.endswith("-odd")}
+
+    providers = {"all": serving("all", TimedProvider(usual=K.TRANSIENT, latency_ms=50), "push", "email")}
+    engine = await harness.open(providers, directory=RecipientHook(facts), rules=steady(), working=False)
+    pushes = await engine.send(
+        [{"deviceToken": f"t{n}-{'odd' if n % 2 else 'even'}"} for n in range(6)], channel="push", body="x"
+    )
+    letter = await mail(engine)
+    counts = await engine.process(10)
+    assert asked == [7, 6], "an email has no device"
+    assert (counts.processed, counts.retried, counts.other) == (7, 4, 3)
+    assert [await status(engine, id) for id in pushes.notification_ids] == [
+        Status.RETRYING,
+        Status.SKIPPED,
+    ] * 3
+    assert await status(engine, letter) is Status.RETRYING
+
+
+@pytest.mark.parametrize("failure", ["raises", "hangs", "nonsense"])
+async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
+    harness: EngineHarness, failure: str
+) -> None:
+    calls = 0
+
+    async def facts(claims: Sequence[Claim]) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls != 2:
+            return {}
+        if failure == "hangs":
+            await asyncio.sleep(HOUR)
+        if failure == "raises":
+            raise RuntimeError("down")
+        return "nonsense"
+
+    provider = TimedProvider(script=[K.TRANSIENT])
+    engine = await harness.open(
+        {"fcm": serving("fcm", provider, "push")}, directory=RecipientHook(facts), rules=steady()
+    )
+    sent = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    await seconds(5)
+    assert await status(engine, sent.id) is Status.RETRYING
+    await seconds(10)
+    assert await status(engine, sent.id) is Status.SENT
 
 
 async def test_a_dead_token_deactivates_its_device_for_the_next_notification(harness: EngineHarness) -> None:

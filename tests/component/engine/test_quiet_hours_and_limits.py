@@ -195,6 +195,7 @@ async def test_a_hook_may_return_time_zone_and_hours(harness: EngineHarness) -> 
 # Rate limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("003", "439")
 async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(
     harness: EngineHarness,
 ) -> None:

@@ -120,6 +120,27 @@ async def test_leases_that_could_not_be_extended_are_extended_next_time(harness:
     assert await outcomes(harness, id) == ["accepted"]
 
 
+async def test_leases_are_extended_again_after_an_unexpected_error(harness: EngineHarness) -> None:
+    provider = TimedProvider(latency_ms=60_000)
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="70s"))
+
+    broken = list[str]()
+
+    async def break_once(operation: str) -> None:
+        if operation == "extend" and not broken:
+            broken.append(operation)
+            raise RuntimeError("unexpected")
+
+    id = await mail(engine)
+    await seconds(1)
+    harness.store.on_call = break_once
+    before = harness.store.calls["extend"]
+    await seconds(70)
+    assert broken == ["extend"]
+    assert harness.store.calls["extend"] > before + 1
+    assert await outcomes(harness, id) == ["accepted"]
+
+
 async def test_a_lease_taken_over_during_its_send_is_detected(
     harness: EngineHarness, caplog: pytest.LogCaptureFixture
 ) -> None:

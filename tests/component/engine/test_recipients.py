@@ -144,7 +144,7 @@ async def test_deleting_a_recipient_deletes_devices_and_preferences_but_not_supp
 
 
 async def test_a_push_goes_to_every_active_device_and_a_failed_one_repeats_no_other(
-    harness: EngineHarness,
+    poll_rarely: None, harness: EngineHarness
 ) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
     engine = await harness.open(

@@ -76,6 +76,7 @@ async def test_every_status_change_is_published_in_order(harness: EngineHarness)
     assert [e.payload["attemptCount"] for e in told] == [0, 1, 2]
 
 
+@pytest.mark.source("002", "113")
 async def test_a_dead_letter_raises_its_alert_with_the_fields_of_the_source(harness: EngineHarness) -> None:
     engine = await harness.open(
         {"mail": ScriptedProvider("m", [K.TRANSIENT, K.BAD_RECIPIENT])}, rules=steady()
@@ -209,7 +210,7 @@ async def test_a_sink_is_opened_before_its_first_event_and_closed_once(harness: 
     for number in range(2):
         await harness.store.emit([an_event(number)])
         await relay.run_once()
-    await a_relay(harness, unused=unused)
+    await (await a_relay(harness, unused=unused)).run_once()
     await relay.close()
     await relay.close()
     assert (used.opened, used.closed, unused.opened, unused.closed) == (1, 1, 0, 0)

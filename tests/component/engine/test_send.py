@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from homing import Channel, Homing, IdempotencyConflict, InvalidRequest, NotFound, Priority, Recipient, Status
+from homing import (
+    Channel,
+    ConfigError,
+    Homing,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Priority,
+    Recipient,
+    Status,
+)
 from homing.core.errors import TemplateNotFound
 from homing.core.notifications import Content, Mode
 from homing.core.ports.plug_ins import Rendered
@@ -191,6 +201,7 @@ async def test_within_its_type_s_window_the_same_message_is_accepted_once(harnes
     assert await stored(harness) == 5
 
 
+@pytest.mark.source("003", "438")
 async def test_a_dedup_key_defines_what_is_the_same_message(harness: EngineHarness) -> None:
     engine = await idle(harness)
     first = await mail(engine, dedup_key="order-7", body="one")
@@ -229,7 +240,8 @@ async def test_a_notification_not_sent_by_its_expiry_expires(harness: EngineHarn
 # Providers and recipients ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "SNS", " Sns "])
+@pytest.mark.source("002", "196-197")
+@pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "AWS SNS", "aws-sns", "SNS", " Sns "])
 async def test_a_forced_provider_may_be_spelt_as_in_the_sources(
     harness: EngineHarness, spelling: str
 ) -> None:
@@ -249,6 +261,16 @@ async def test_a_provider_may_be_listed_under_the_sources_spelling(
     sent = await engine.send(PHONE, channel="sms", body="x", provider="AWS_SNS")
     await seconds(1)
     assert (await engine.get(sent.id)).provider_names == ("sns",)
+
+
+async def test_a_provider_whose_id_looks_like_an_alias_keeps_its_id(harness: EngineHarness) -> None:
+    providers = {"sns": ScriptedProvider("s"), "aws-sns": ScriptedProvider("a")}
+    engine = await harness.open(providers, routes={"sms": ["aws-sns", "sns"]})
+    for name, used in {"aws-sns": "aws-sns", "AWS-SNS": "aws-sns", "AWS SNS": "sns", "sns": "sns"}.items():
+        sent = await engine.send(PHONE, channel="sms", body="x", provider=name)
+        await seconds(1)
+        assert (await engine.get(sent.id)).provider_names == (used,)
+        await engine.force_breaker(name, None, who="ada")
 
 
 async def test_a_known_recipient_id_is_enough(harness: EngineHarness) -> None:
@@ -282,6 +304,7 @@ class MinimalTemplates:
         return Rendered(content=content, locale=locale or "en-US", version="7")
 
 
+@pytest.mark.source("002", "100", "374-384", "389-391")
 async def test_a_template_is_rendered_before_anything_is_stored(harness: EngineHarness) -> None:
     engine = await idle(harness, renderer=MinimalTemplates())
     to = {"email": ADA, "locale": "de-DE"}
@@ -322,3 +345,72 @@ async def test_no_tenant_sees_another_tenant_s_notifications(harness: EngineHarn
     assert (await two.list()).items == ()
     assert set((await two.queue_counts()).values()) == {0}
     assert await status(one, id) is Status.PENDING
+
+
+# Channels that the request leaves out -----------------------------------------------------------------
+
+
+BOTH_ADDRESSES = {"email": ADA, "device_token": "token-1"}
+
+
+@pytest.mark.source("001", "102")
+async def test_under_preset_simple_a_request_without_a_channel_goes_to_both(harness: EngineHarness) -> None:
+    engine = await harness.open(email_and_push(), preset="simple", working=False)
+    sent = await engine.send(BOTH_ADDRESSES, title="Hi", body="x")
+    assert [(await engine.get(id)).channel for id in sent.notification_ids] == [Channel.EMAIL, Channel.PUSH]
+    (mail_only,) = (await engine.send({"email": ADA}, title="Hi", body="x")).notification_ids
+    assert (await engine.get(mail_only)).channel is Channel.EMAIL
+
+
+async def test_other_presets_reject_a_request_without_a_channel_unless_the_settings_name_one(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(email_and_push(), working=False)
+    with pytest.raises(InvalidRequest, match="channel: is missing"):
+        await engine.send(BOTH_ADDRESSES, body="x")
+    chosen = await harness.open(email_and_push(), working=False, default_channel="push")
+    sent = await chosen.send(BOTH_ADDRESSES, title="Hi", body="x")
+    assert (await chosen.get(sent.id)).channel is Channel.PUSH
+    with pytest.raises(ConfigError, match="default_channel: is 'pigeon'; it must be one of"):
+        await harness.open(email_and_push(), default_channel="pigeon")
+
+
+async def test_both_means_the_channels_that_the_recipient_has_an_address_for(harness: EngineHarness) -> None:
+    engine = await harness.open(email_and_push(), working=False)
+    people = [{"email": ADA}, {"device_token": "token-2"}, BOTH_ADDRESSES]
+    sent = await engine.send(people, channel="both", title="Hi", body="x")
+    channels = [(await engine.get(id)).channel.value for id in sent.notification_ids]
+    assert channels == ["email", "push", "email", "push"]
+    with pytest.raises(InvalidRequest, match=r"recipient\.email: is empty; email needs it"):
+        await engine.send({"phone": PHONE}, channel="both", body="x")
+    with pytest.raises(InvalidRequest, match=r"recipient\.deviceToken: is empty; push needs it"):
+        await engine.send({"email": ADA}, channels=("email", "push"), body="x")
+
+
+async def test_a_request_without_a_channel_is_repeated_by_its_key(harness: EngineHarness) -> None:
+    engine = await harness.open(email_and_push(), preset="simple", working=False)
+    first, again = [
+        await engine.send(BOTH_ADDRESSES, title="Hi", body="x", idempotency_key="k") for _ in range(2)
+    ]
+    assert first.notification_ids == again.notification_ids
+    assert again.duplicate
+
+
+async def test_it_is_repeated_by_its_key_whatever_the_default_channel_is_by_then(
+    harness: EngineHarness,
+) -> None:
+    answers = []
+    for settings in ({"default_channel": "email"}, {"default_channel": "both"}, {}):
+        engine = await harness.open(email_and_push(), working=False, **settings)
+        answers.append(await engine.send(BOTH_ADDRESSES, title="Hi", body="x", idempotency_key="k"))
+    assert [one.duplicate for one in answers] == [False, True, True]
+    assert len({one.notification_ids for one in answers}) == 1
+    with pytest.raises(IdempotencyConflict):
+        await engine.send(BOTH_ADDRESSES, title="Hi", body="another", idempotency_key="k")
+
+
+def email_and_push() -> dict[str, Any]:
+    return {
+        "mail": serving("mail", ScriptedProvider("mail")),
+        "app": serving("app", ScriptedProvider("app"), "push"),
+    }

@@ -12,6 +12,7 @@ from homing import (
     Channel,
     CommandRefused,
     DeliveryFailed,
+    DeliverySkipped,
     DeliveryTimeout,
     Homing,
     HomingError,
@@ -54,6 +55,7 @@ async def only(engine: Homing) -> str:
     return found.id
 
 
+@pytest.mark.source("002", "103", "105")
 async def test_it_returns_the_result_of_the_attempt(harness: EngineHarness) -> None:
     engine = await harness.open({"sms": ScriptedProvider("sms", latency_ms=1200)})
     sent = await ring(engine)
@@ -62,6 +64,7 @@ async def test_it_returns_the_result_of_the_attempt(harness: EngineHarness) -> N
     assert (found.status, found.mode, found.attempt_count) == (Status.SENT, Mode.SYNCHRONOUS, 1)
     assert found.sent_at is not None
     assert sent.delivered_at is None, "a provider accepted it, but has not reported a delivery"
+    assert (sent.sent_at, sent.provider) == (found.sent_at, "sms")
 
 
 async def test_a_confirmed_delivery_is_returned_as_delivered(harness: EngineHarness) -> None:
@@ -71,6 +74,7 @@ async def test_a_confirmed_delivery_is_returned_as_delivered(harness: EngineHarn
     assert sent.delivered_at is not None
 
 
+@pytest.mark.source("002", "26")
 @pytest.mark.parametrize("type_", ["otp", "2fa", "driver_assigned"])
 async def test_some_types_are_synchronous_by_default(harness: EngineHarness, type_: str) -> None:
     engine = await harness.open({"sms": ScriptedProvider()}, working=False)
@@ -96,6 +100,7 @@ async def test_a_failure_is_raised_at_once_and_recorded(harness: EngineHarness, 
     assert (len(first.sent), len(second.sent)) == (1, 0)
 
 
+@pytest.mark.source("002", "72-88", "90-94", "106")
 async def test_after_two_seconds_it_has_failed_and_is_never_sent_later(harness: EngineHarness) -> None:
     provider = TimedProvider(script=[HANG])
     engine = await harness.open({"sms": provider})
@@ -162,8 +167,9 @@ async def test_a_suppressed_recipient_gets_nothing(harness: EngineHarness) -> No
     engine = await harness.open({"sms": provider}, working=False)
     entry = Entry(tenant="default", kind="suppression", key=f"sms:{PHONE}:*", value={})
     await harness.store.put([entry], who="test")
-    with pytest.raises(DeliveryFailed, match="SUPPRESSED"):
+    with pytest.raises(DeliverySkipped, match=r"skipped: SUPPRESSED\. Notification NOT queued") as caught:
         await ring(engine)
+    assert caught.value.notification_id == await only(engine)
     assert await status(engine, await only(engine)) is Status.SKIPPED
     assert provider.sent == []
 
@@ -180,6 +186,7 @@ async def test_a_hanging_hook_takes_no_more_than_the_two_seconds(harness: Engine
     assert provider.sent == []
 
 
+@pytest.mark.source("002", "185")
 async def test_a_caller_that_is_cancelled_leaves_the_record(harness: EngineHarness) -> None:
     provider = ScriptedProvider(latency_ms=1500)
     engine = await harness.open({"sms": provider})

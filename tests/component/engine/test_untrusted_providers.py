@@ -100,13 +100,14 @@ async def test_errors_are_shortened_and_cleaned() -> None:
         Outcome(
             K.TRANSIENT,
             error="line 1\r\nline 2\x00\x1b[31m" + "x" * 5000 + "\ud800",
-            error_code="c" * 5000,
+            error_code="21\x85\u2028 FAKE LINE\x9b" + "c" * 5000,
             provider_message_id="id\n" * 1000,
         )
     )
     assert outcome.error is not None
     assert outcome.error.startswith("line 1 line 2 [31mxxx")
     assert len(outcome.error) <= 500
+    assert (outcome.error_code or "").startswith("21  FAKE LINE cc")
     assert len(outcome.error_code or "") <= 100
     assert len(outcome.provider_message_id or "") <= 255
     assert "\n" not in (outcome.provider_message_id or "")

@@ -7,13 +7,24 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, Outcome, Status
+from homing import Homing, Outcome, Reason, Status
 from homing.core.errors import StoreRejected
 from homing.core.ports.stores import Retention, SinkRegistration
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import BREAKER_OFF, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_claim_request, a_notification, a_submission
-from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, status, steady
+from support.engine_harness import (
+    HOUR,
+    EngineHarness,
+    FailingProvider,
+    K,
+    TimedProvider,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 LOOK = 65
 
@@ -27,6 +38,7 @@ def told(harness: EngineHarness, *names: str) -> list[str]:
     return [a["alert"] for a in harness.alerts() if a["alert"] in names]
 
 
+@pytest.mark.source("001", "275-279", "361-367", "531")
 async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(harness: EngineHarness) -> None:
     engine, provider = await failing(harness, thresholds={"retry_backlog": 3})
     await engine.force_breaker("mail", Phase.CLOSED, who="a")
@@ -45,6 +57,7 @@ async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(harn
     assert told(harness, "RetryBacklog") == ["RetryBacklog"] * 2
 
 
+@pytest.mark.source("001", "369-374", "530")
 async def test_too_many_failures_in_an_hour_raise_an_alert(harness: EngineHarness) -> None:
     provider = ScriptedProvider(usual=K.ACCEPTED)
     engine = await harness.open({"mail": provider})
@@ -88,6 +101,41 @@ async def test_a_retry_that_has_waited_too_long_raises_an_alert(harness: EngineH
     assert told(harness, "OldestRetry") == ["OldestRetry"]
 
 
+@pytest.mark.source("001", "286-293", "382-389")
+async def test_by_default_a_retry_older_than_a_day_raises_the_alert_before_its_age_ends_it(
+    harness: EngineHarness,
+) -> None:
+    """It is attempted every hour, and its age counts from the first failure nevertheless."""
+    rules = [{"name": "hourly", "max_attempts": 99, "base_ms": "1h", "factor": 1.0, "jitter": "none"}]
+    listed = serving("mail", FailingProvider(), breaker=BREAKER_OFF)
+    engine = await harness.open({"mail": listed}, rules=rules, working=False)
+
+    async def attempt_hourly(hours: int) -> list[str]:
+        for _ in range(hours):
+            engine.start_worker()  # which also checks the thresholds
+            await seconds(10)
+            await engine.stop_worker()
+            await seconds(HOUR - 9)
+        engine.start_worker()
+        await seconds(LOOK)
+        await engine.stop_worker()
+        return told(harness, "OldestRetry")
+
+    id = await mail(engine)
+    assert await attempt_hourly(23) == []
+    assert await attempt_hourly(1) == ["OldestRetry"]
+    found, health = await engine.get(id), await engine.health_metrics()
+    assert (found.status, found.attempt_count >= 24) == (Status.RETRYING, True)
+    first = (await engine.history(id)).attempts[0].ended_at
+    assert found.first_failed_at is not None
+    assert health.oldest_retry == found.first_failed_at
+    assert abs(found.first_failed_at - first) < timedelta(seconds=1)
+    await attempt_hourly(25)
+    found = await engine.get(id)
+    assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
+
+
+@pytest.mark.source("003", "440")
 async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     await seconds(5)
@@ -95,11 +143,76 @@ async def test_a_growing_number_of_dead_letters_raises_an_alert(harness: EngineH
         await mail(engine)
     await seconds(LOOK)
     assert told(harness, "DeadLettersGrowing") == []
-    for _ in range(11):
-        await mail(engine)
+    await mail(engine)
     await seconds(LOOK)
     assert told(harness, "DeadLettersGrowing") == ["DeadLettersGrowing"]
-    assert harness.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in total"
+    (alert,) = harness.alerts("DeadLettersGrowing")
+    assert alert["message"].startswith("11 dead letters this hour, 0 the hour before")
+    assert (alert["metric"], alert["value"], alert["limit"]) == ("newDeadLettersAgainstHourBefore", 11, 10)
+
+
+async def test_as_many_dead_letters_as_in_the_hour_before_raise_no_further_alert(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    for _ in range(3):
+        for _ in range(15):
+            await mail(engine)
+        await seconds(3600)
+    assert told(harness, "DeadLettersGrowing") == ["DeadLettersGrowing"]
+
+
+async def test_unacknowledged_dead_letters_raise_alerts_by_number_and_by_age(harness: EngineHarness) -> None:
+    limits = {"unacknowledged": 2, "oldest_dead_letter_ms": "1h"}
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, thresholds=limits)
+    ids = [await mail(engine) for _ in range(3)]
+    await seconds(LOOK)
+    assert told(harness, "UnacknowledgedDeadLetters", "OldestDeadLetter") == ["UnacknowledgedDeadLetters"]
+    for id in ids[:2]:
+        await engine.acknowledge(id, who="ada")
+    await seconds(3600)
+    assert told(harness, "OldestDeadLetter") == ["OldestDeadLetter"]
+    await engine.acknowledge(ids[2], who="ada")
+    found = {check.name: check for check in (await engine.health()).thresholds}
+    assert not found["UnacknowledgedDeadLetters"].exceeded
+    assert (found["OldestDeadLetter"].exceeded, found["OldestDeadLetter"].value) == (False, 0)
+
+
+@pytest.mark.source("002", "63-68")
+async def test_notifications_sent_later_than_the_goal_of_their_mode_raise_an_alert(
+    harness: EngineHarness,
+) -> None:
+    provider = ScriptedProvider(script=[K.TRANSIENT] * 2, usual=K.ACCEPTED)
+    limits = {"within_goal": 90.0, "within_goal_of": 10}
+    engine = await harness.open({"mail": provider}, preset="simple", thresholds=limits)
+    for priority in ("high", "medium"):
+        for _ in range(10):
+            await mail(engine, priority=priority)
+    await seconds(LOOK)
+    assert told(harness, "LatencyGoal") == []
+    await seconds(900)  # two of the priority mode were sent after the backoff
+    (alert,) = harness.alerts("LatencyGoal")
+    assert (alert["metric"], alert["value"], alert["limit"]) == ("withinGoalPriority", 80.0, 90.0)
+    assert alert["message"].startswith("2 of 10 priority notifications were sent later than 5s")
+    health = await engine.health()
+    shares = {check.metric: check.value for check in health.thresholds if check.name == "LatencyGoal"}
+    assert shares == {"within_goal_priority": 80.0, "within_goal_standard": 100.0}
+    assert not health.healthy
+
+
+async def test_health_and_alerts_compare_the_same_figures(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.ACCEPTED)
+    engine = await harness.open({"mail": provider})
+    for _ in range(100):
+        await mail(engine)
+    await seconds(3 * 3600)
+    provider.script.extend([K.BAD_CONTENT] * 2)
+    for _ in range(20):
+        await mail(engine)
+    await seconds(LOOK)
+    assert "10.0 % of 20" in harness.alerts("FailureRate")[0]["message"]
+    (check,) = [one for one in (await engine.health()).thresholds if one.name == "FailureRate"]
+    assert (check.value, check.exceeded) == (10.0, True), "what was sent three hours ago does not count"
 
 
 async def test_one_worker_checks_for_all(harness: EngineHarness) -> None:
@@ -188,6 +301,7 @@ async def test_idempotency_keys_are_kept_for_a_week(harness: EngineHarness) -> N
     assert await mail(engine, idempotency_key="k") != first
 
 
+@pytest.mark.source("003", "449")
 async def test_any_number_of_lost_leases_is_handled(harness: EngineHarness) -> None:
     provider = TimedProvider(usual=HANG)
     engine = await harness.open({"mail": provider}, rules=steady(), slots={"standard": 500})
@@ -245,7 +359,9 @@ async def test_an_alert_that_could_not_be_written_is_raised_later(harness: Engin
     assert told(harness, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harness: EngineHarness) -> None:
+async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="log", events=frozenset({"StatusChanged"}), durable=False)
     await harness.store.register_sink(gone)
@@ -257,7 +373,9 @@ async def test_a_local_sink_that_no_process_uses_is_removed_with_its_events(harn
     assert "callback" in {sink.name for sink in await harness.store.sinks()}
 
 
-async def test_a_durable_sink_that_no_process_uses_raises_an_alert(harness: EngineHarness) -> None:
+async def test_a_durable_sink_that_no_process_uses_raises_an_alert(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
     engine = await harness.open({"mail": ScriptedProvider()})
     gone = SinkRegistration(name="gone", kind="kafka", events=frozenset({"StatusChanged"}))
     await harness.store.register_sink(gone)

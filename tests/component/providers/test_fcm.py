@@ -292,7 +292,7 @@ async def test_a_dropped_response_to_a_message_is_ambiguous(fcm: FcmProvider, go
 
 
 async def test_a_message_that_cannot_be_sent_fetches_no_token(fcm: FcmProvider, google: FakeGoogle) -> None:
-    assert (await fcm.send(a_push(content=Content(data={"n": 1})))).kind is K.BAD_CONTENT
+    assert (await fcm.send(a_push(content=Content(data={"n": "x" * 5_000})))).kind is K.BAD_CONTENT
     assert google.server.received == []
 
 

@@ -188,20 +188,21 @@ async def test_a_connection_that_breaks_after_the_final_dot_is_ambiguous(told: s
     assert len(server.mails) == 1
 
 
-@pytest.mark.parametrize(
-    ("step", "kind", "code"),
-    [
-        ("greeting", K.TRANSIENT, "timeout"),
-        ("EHLO", K.TRANSIENT, "timeout"),
-        ("RCPT", K.TRANSIENT, "timeout"),
-        ("DATA", K.TRANSIENT, "timeout"),
-        ("dot", K.AMBIGUOUS, "timeout_after_dot"),
-    ],
-)
-async def test_a_timeout_is_judged_by_how_much_was_sent(step: str, kind: OutcomeKind, code: str) -> None:
-    async with ScriptedSmtpServer(at(step, "hang")) as server:
-        outcome = await an_smtp(server.port).send(a_mail(timeout_ms=3_000))
-    assert (outcome.kind, outcome.error_code) == (kind, code)
+async def test_a_timeout_is_judged_by_how_much_was_sent() -> None:
+    async def time_out(step: str) -> tuple[OutcomeKind, str | None]:
+        async with ScriptedSmtpServer(at(step, "hang")) as server:
+            outcome = await an_smtp(server.port).send(a_mail(timeout_ms=3_000))
+        return outcome.kind, outcome.error_code
+
+    steps = ("greeting", "EHLO", "RCPT", "DATA", "dot")
+    found = dict(zip(steps, await asyncio.gather(*map(time_out, steps)), strict=True))
+    assert found == {
+        "greeting": (K.TRANSIENT, "timeout"),
+        "EHLO": (K.TRANSIENT, "timeout"),
+        "RCPT": (K.TRANSIENT, "timeout"),
+        "DATA": (K.TRANSIENT, "timeout"),
+        "dot": (K.AMBIGUOUS, "timeout_after_dot"),
+    }
 
 
 @pytest.mark.parametrize("mode", ["none", "tls"])

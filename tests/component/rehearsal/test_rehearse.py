@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from xml.etree import ElementTree
 
 import msgspec
@@ -22,6 +23,16 @@ TEN_MINUTES = Outage(start_ms=MINUTE_MS, duration_ms=10 * MINUTE_MS)
 NO_BREAKER = BreakerPolicy(failures=10**6)
 
 
+LONG = pytest.mark.no_cover
+"""Twenty minutes with traffic. Other tests execute the same lines, and tracing each of them takes long."""
+
+
+@cache
+def reported(providers: int = 1) -> RehearsalReport:
+    """Returns the report of an outage of the first provider. The same plan always has the same report."""
+    return rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=providers))
+
+
 def counts(report: RehearsalReport) -> dict[str, int]:
     found: dict[str, int] = {}
     for ending in report.endings:
@@ -29,6 +40,7 @@ def counts(report: RehearsalReport) -> dict[str, int]:
     return found
 
 
+@LONG
 def test_without_an_outage_everything_is_delivered_at_once() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=()))
     assert report.delivered == report.notifications == report.attempts == 1200
@@ -39,8 +51,10 @@ def test_without_an_outage_everything_is_delivered_at_once() -> None:
     assert report.recovery_peaks == ()
 
 
+@LONG
 def test_a_ten_minute_outage_under_the_default_policy_loses_nothing() -> None:
-    report = rehearse(Rehearsal(preset="priority", traffic=SOME, outages=(TEN_MINUTES,)))
+    report = reported()
+    assert report.policy == "preset priority"
     assert report.delivered == report.notifications
     assert report.dead_letters == report.unfinished == 0
     assert report.delivery is not None
@@ -49,8 +63,9 @@ def test_a_ten_minute_outage_under_the_default_policy_loses_nothing() -> None:
     assert 550 < report.largest_backlog < 650
 
 
+@LONG
 def test_a_second_provider_takes_over_at_once() -> None:
-    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    report = reported(providers=2)
     assert report.delivered == report.notifications
     assert report.delivery is not None
     assert report.delivery.max < 2_000
@@ -70,14 +85,16 @@ def test_if_all_providers_are_down_a_second_one_neither_shortens_nor_lengthens_t
     assert 15 * MINUTE_MS < report.ended_ms < 18 * MINUTE_MS
 
 
+@LONG
 def test_the_breaker_opens_in_the_outage_and_closes_after_it() -> None:
-    changes = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,))).breaker_changes
+    changes = reported().breaker_changes
     assert (changes[0].before, changes[0].after) == ("closed", "open")
     assert MINUTE_MS < changes[0].at_ms < MINUTE_MS + 30_000
     assert (changes[-1].before, changes[-1].after) == ("half_open", "closed")
     assert TEN_MINUTES.end_ms <= changes[-1].at_ms < TEN_MINUTES.end_ms + 61_000
 
 
+@LONG
 def test_the_few_retries_of_the_broker_preset_do_not_outlast_a_throttled_provider() -> None:
     throttle = Outage(start_ms=MINUTE_MS, duration_ms=10 * MINUTE_MS, kind=OutageKind.THROTTLE)
     report = rehearse(Rehearsal(preset="broker", traffic=SOME, outages=(throttle,)))
@@ -86,6 +103,7 @@ def test_the_few_retries_of_the_broker_preset_do_not_outlast_a_throttled_provide
     assert [e.reason for e in report.endings if e.status == "failed"] == ["RETRIES_EXHAUSTED"]
 
 
+@LONG
 def test_without_a_breaker_the_broker_preset_uses_up_its_attempts_during_an_outage() -> None:
     plan = Rehearsal(preset="broker", traffic=SOME, outages=(TEN_MINUTES,))
     with_breaker = rehearse(plan)
@@ -94,8 +112,9 @@ def test_without_a_breaker_the_broker_preset_uses_up_its_attempts_during_an_outa
     assert without.dead_letters > 500
 
 
+@LONG
 def test_a_second_provider_takes_over() -> None:
-    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    report = reported(providers=2)
     assert report.delivered == report.notifications
     assert report.delivery is not None
     assert report.delivery.p95 < 1_000
@@ -105,8 +124,9 @@ def test_a_second_provider_takes_over() -> None:
     assert sum(b.sends_per_second["primary"] for b in after) > 0
 
 
+@LONG
 def test_recovery_ramps_up_instead_of_sending_the_backlog_at_once() -> None:
-    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,)))
+    report = reported()
     (peak,) = report.recovery_peaks
     assert peak.provider == "primary"
     assert peak.at_ms > TEN_MINUTES.end_ms
@@ -114,6 +134,7 @@ def test_recovery_ramps_up_instead_of_sending_the_backlog_at_once() -> None:
     assert peak.per_second < report.largest_backlog / 10, "all at once would be this much"
 
 
+@LONG
 def test_notifications_that_waited_too_long_for_their_provider_are_counted_separately() -> None:
     rule = Rule(name="soon or never", policy=PolicyPatch(max_age_ms=5 * MINUTE_MS))
     report = rehearse(Rehearsal(rules=(rule,), traffic=SOME, outages=(TEN_MINUTES,)))
@@ -121,6 +142,7 @@ def test_notifications_that_waited_too_long_for_their_provider_are_counted_separ
     assert reasons["PROVIDER_UNAVAILABLE"] > 250
 
 
+@LONG
 def test_a_missing_response_is_held_if_the_policy_says_so() -> None:
     slow = Outage(start_ms=MINUTE_MS, duration_ms=5 * MINUTE_MS, kind=OutageKind.SLOW, share=0.5)
     policy = RetryPolicy(on_timeout=OnTimeout.HOLD, timeout_ms=5_000)
@@ -129,6 +151,7 @@ def test_a_missing_response_is_held_if_the_policy_says_so() -> None:
     assert report.policy == "own policy, 6 attempts, exponential"
 
 
+@LONG
 def test_rules_and_priorities_have_an_effect() -> None:
     rule = Rule(name="one shot", priority="low", policy=PolicyPatch(max_attempts=1))
     traffic = msgspec.structs.replace(SOME, priorities={Priority.LOW: 1, Priority.HIGH: 1})
@@ -139,9 +162,10 @@ def test_rules_and_priorities_have_an_effect() -> None:
 
 def test_the_same_simulation_gives_the_same_report() -> None:
     plan = Rehearsal(traffic=Traffic(per_second=2.0, duration_ms=5 * MINUTE_MS), providers=2, seed=7)
-    assert msgspec.json.encode(rehearse(plan)) == msgspec.json.encode(rehearse(plan))
+    report = msgspec.json.encode(rehearse(plan))
+    assert msgspec.json.encode(rehearse(plan)) == report
     other = msgspec.structs.replace(plan, seed=8)
-    assert msgspec.json.encode(rehearse(plan)) != msgspec.json.encode(rehearse(other))
+    assert msgspec.json.encode(rehearse(other)) != report
 
 
 def test_the_number_of_notifications_is_limited() -> None:
@@ -160,7 +184,7 @@ def test_the_report_survives_json() -> None:
 
 
 def test_the_chart_is_well_formed_and_labelled() -> None:
-    report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
+    report = reported(providers=2)
     root = ElementTree.fromstring(draw_svg(report))
     assert root.tag.endswith("svg")
     words = " ".join(node.text or "" for node in root.iter() if node.tag.endswith("text"))

@@ -34,6 +34,7 @@ def opened(folder: Path, preset: str = "priority", **more: Any) -> Homing:
     return Homing("memory:", preset=preset, templates=templates, sinks={"log": {"events": []}})
 
 
+@pytest.mark.source("002", "30", "366-367", "395-399")
 @pytest.mark.parametrize(
     ("locale", "header", "expected"),
     [
@@ -59,6 +60,7 @@ async def test_the_order_is_recipient_s_locale_header_default(
     assert found.recipient.locale == locale
 
 
+@pytest.mark.source("002", "398")
 async def test_a_tenant_s_default_precedes_the_project_s(folder: Path) -> None:
     async with opened(folder, tenant_locales={"default": "de"}) as homing:
         sent = await homing.send(PHONE, channel="sms", template_key="hello", data={"name": "Ada"})
@@ -75,6 +77,33 @@ async def test_in_strict_mode_a_header_without_a_match_is_refused(
         assert not (await homing.list()).items
 
 
+@pytest.mark.source("002", "427")
+async def test_in_strict_mode_a_preferred_locale_without_a_match_is_refused(folder: Path) -> None:
+    async with opened(folder, "channel") as homing:
+        with pytest.raises(InvalidRequest, match=r"recipient\.locale: matches none of the available locales"):
+            await homing.send(
+                {"phone": PHONE, "locale": "fr-FR"}, channel="sms", template_key="hello", data={}
+            )
+        with pytest.raises(InvalidRequest, match=r"recipient\.locale: matches none of the available locales"):
+            await homing.recipients.put({"id": "ada", "locale": "fr-FR"}, who="ada")
+        await homing.recipients.put({"id": "ada", "locale": "en", "phone": PHONE}, who="ada")
+        sent = await homing.send({"id": "ada"}, channel="sms", template_key="hello", data={"name": "Ada"})
+        assert (await homing.get(sent.id)).locale == "en-US"
+
+
+@pytest.mark.source("002", "529")
+async def test_a_request_without_a_channel_takes_the_only_one_of_its_template(folder: Path) -> None:
+    async with opened(folder) as homing:
+        sent = await homing.send({"phone": PHONE}, template_key="hello", data={"name": "Ada"})
+        assert (await homing.get(sent.id)).channel.value == "sms"
+        with pytest.raises(InvalidRequest, match="channel: is missing"):
+            await homing.send({"phone": PHONE}, template_key="unknown", data={})
+        (folder / "hello/de/email.txt").write_text("Hallo")
+    async with opened(folder) as homing:
+        with pytest.raises(InvalidRequest, match="channel: is missing"):
+            await homing.send({"phone": PHONE}, template_key="hello", data={})
+
+
 async def test_the_preset_s_strictness_can_be_overridden(folder: Path) -> None:
     async with opened(folder, "channel", unmatched_locale="default") as homing:
         sent = await homing.send(
@@ -83,6 +112,7 @@ async def test_the_preset_s_strictness_can_be_overridden(folder: Path) -> None:
         assert (await homing.get(sent.id)).locale == "en-US"
 
 
+@pytest.mark.source("002", "363", "370-372", "388", "597")
 async def test_a_missing_or_broken_template_stores_nothing(folder: Path) -> None:
     async with opened(folder) as homing:
         with pytest.raises(TemplateNotFound, match="'only' does not exist in de"):

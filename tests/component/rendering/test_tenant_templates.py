@@ -229,6 +229,7 @@ async def test_own_and_shared_templates_are_listed_together_page_by_page(engine:
     assert [(one.key, one.origin) for one in await other.list()] == [("b", "own"), ("hello", "folder")]
     first = await other.list(limit=1)
     assert [one.key for one in await other.list(after=first[-1].key, limit=1)] == ["hello"]
+    assert await other.list(after="hello") == ()
     assert (await other.get("hello")).locales["de"][Channel.SMS].text == "Ordner: {{ name }}"
 
 

@@ -43,6 +43,7 @@ def wired(providers: dict[str, Any] | None = None, **flags: Any) -> ProviderRost
 # Stores ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("004", "72-73", "75-76")
 async def test_memory_is_a_sqlite_store_in_memory_on_the_clock_that_is_passed_in() -> None:
     store = build_store("memory:", ManualClock())
     assert isinstance(store, SqliteStore)

@@ -52,6 +52,36 @@ def test_a_kind_has_its_own_channels_slots_and_breaker_and_settings_override_the
     )
 
 
+def test_the_settings_of_a_breaker_override_single_fields_of_its_default() -> None:
+    found = wired(
+        {
+            "mail": {"kind": "file", "path": "a", "channels": ["email"], "breaker": {"failures": 2}},
+            "push": {"kind": "file", "path": "b", "channels": ["push"], "breaker": {"open_ms": "5m"}},
+            "text": {"kind": "file", "path": "c", "channels": ["sms"], "breaker": "off"},
+        }
+    )
+    assert found["mail"].breaker_policy == BreakerPolicy(failures=2)
+    assert found["push"].breaker_policy == BreakerPolicy(failures=10, open_ms=300_000)
+    assert found["text"].breaker_policy.off
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "problem"),
+    [
+        ("on", "breaker", "is 'on'; it must be \"off\" or a table [providers.x.breaker]"),
+        (False, "breaker", "is False; it must be a table [providers.x.breaker]"),
+        ({"failures": -1}, "breaker.failures", "is -1; it cannot be negative"),
+        ({"open_ms": "soon"}, "breaker.open_ms", "is 'soon'; give milliseconds or text like 30s, 5m, 1h30m"),
+        ({"ramp_per_second": 0}, "breaker.ramp_per_second", "is 0; it must be from 0.1 to 1000000"),
+        ({"failurs": 3}, "breaker.failurs", "is not known; did you mean failures?"),
+    ],
+)
+def test_invalid_settings_of_a_breaker_are_named(given: Any, field: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wired({"x": {"kind": "console", "breaker": given}})
+    assert str(caught.value) == f"providers.x.{field}: {problem}"
+
+
 def test_a_provider_given_in_python_keeps_what_its_class_declares() -> None:
     listed = list_provider("hooks", WebhookProvider(CurlTransport(), secret=SECRET))
     assert (listed.channels, listed.host_slots) == ((Channel.WEBHOOK,), 64)

@@ -70,6 +70,7 @@ def test_ids_created_in_one_call_ascend_and_stay_unpredictable(now: int, number:
 # Modes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "40-58", "102")
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("priority", list(Priority))
 @pytest.mark.parametrize("type_", ["otp", "2fa", "driver_assigned", "order_confirmed"])
@@ -103,6 +104,7 @@ def test_synchronous_types_can_be_configured() -> None:
     assert (found("alarm"), found("otp")) == (Mode.SYNCHRONOUS, Mode.STANDARD)
 
 
+@pytest.mark.source("002", "63-68")
 def test_each_mode_has_its_queue_and_its_latency() -> None:
     assert {mode: (info.queue_name, info.latency_goal_ms) for mode, info in MODE_INFO.items()} == {
         Mode.SYNCHRONOUS: ("", 2 * SECOND),

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Attachment, Content, Recipient
-from homing.core.request_decoding import explain_error, read_request, to_camel_case, unknown_field_problem
+from homing.core.notifications import Attachment, Content, Filter, Recipient, Status
+from homing.core.request_decoding import (
+    explain_error,
+    read_filter,
+    read_request,
+    to_camel_case,
+    unknown_field_problem,
+)
 from homing.core.send_request import SendRequest
 
 HELLO = {"body": "Hello Ada"}
@@ -177,3 +183,12 @@ def test_any_input_becomes_a_request_or_an_error_about_a_field(raw: dict[str, An
     else:
         named = {to_camel_case(key) for key, value in raw.items() if value is not None}
         assert named <= set(SendRequest.__struct_encode_fields__)
+
+
+def test_a_filter_takes_status_for_statuses_and_metadata_of_any_plain_kind() -> None:
+    found = read_filter({"status": "failed", "metadata": {"entry_id": 42, "paid": True, "name": "x"}})
+    assert found.statuses == (Status.FAILED,)
+    assert found.metadata == {"entry_id": "42", "paid": "true", "name": "x"}
+    assert read_filter(Filter(metadata={"a": "1"})).metadata == {"a": "1"}
+    with pytest.raises(InvalidRequest, match=r"metadata\.deep: is neither a text nor a number"):
+        read_filter({"metadata": {"deep": {}}})

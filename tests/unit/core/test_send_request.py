@@ -21,6 +21,7 @@ from homing.core.send_request import (
     check_json,
     check_keys,
     check_names,
+    find_provider_id,
     priority_of,
     provider_id,
     recipients_of,
@@ -115,13 +116,30 @@ def test_normal_means_medium_priority_and_case_does_not_matter() -> None:
         ("twilio", "twilio"),
         ("Twilio", "twilio"),
         ("AWS_SNS", "sns"),
+        ("AWS SNS", "sns"),
+        ("aws-sns", "sns"),
+        ("Azure Communication Services", "acs"),
+        ("AZURE-COMMUNICATION_services", "acs"),
+        ("Firebase Cloud Messaging", "fcm"),
+        ("My Own-Provider", "my own-provider"),
         (" SendGrid ", "sendgrid"),
         ("Azure_Communication_Services", "acs"),
         ("FCM", "fcm"),
     ],
 )
 def test_provider_names_are_accepted_as_the_sources_spell_them(given_name: str, found: str) -> None:
-    assert provider_id(given_name) == found
+    assert find_provider_id(given_name, ()) == found
+
+
+@pytest.mark.parametrize("name", ["aws-sns", "AWS-SNS ", "azure-communication-services", "aws sns"])
+def test_an_id_goes_before_an_alias_and_settings_keep_their_ids(name: str) -> None:
+    id = name.strip().lower()
+    assert find_provider_id(name, {id, "sns", "acs"}) == provider_id(name) == id
+
+
+def test_four_spellings_are_the_same_provider_in_the_settings() -> None:
+    names = ("AWS_SNS", "azure", "Azure_Communication_Services", "firebase", "firebase-cloud-messaging")
+    assert [*map(provider_id, names)] == ["sns", "acs", "acs", "fcm", "firebase-cloud-messaging"]
 
 
 # Addresses -------------------------------------------------------------------------------------------

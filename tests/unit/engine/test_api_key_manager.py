@@ -209,8 +209,9 @@ async def test_an_expired_or_rotated_key_cannot_be_rotated(office: KeychainProce
         await office.keys.rotate(new.key.id, who="ada")
     with pytest.raises(NotFound):
         await office.keys.rotate("nothing", who="ada")
-    with pytest.raises(InvalidRequest, match="overlapMs"):
-        await office.keys.rotate(new.key.id, who="ada", overlap_ms=-1)
+    for overlap_ms in (-1, True):
+        with pytest.raises(InvalidRequest, match="overlapMs"):
+            await office.keys.rotate(new.key.id, who="ada", overlap_ms=overlap_ms)
 
 
 async def test_of_two_simultaneous_rotations_one_wins(office: KeychainProcess) -> None:
@@ -333,6 +334,15 @@ async def test_tenants_are_listed_by_name_including_those_created_implicitly(off
     assert [tenant.name for tenant in listed] == ["acme", "default", "zebra"]
     assert [tenant.created_by for tenant in listed] == ["ada", "", "ada"]
     assert [one.name for one in await office.tenants.list(after="acme", limit=1)] == ["default"]
+
+
+@pytest.mark.source("003", "59", "80", "287")
+async def test_a_tenant_s_name_keeps_its_capitals(office: KeychainProcess) -> None:
+    """License keys have capitals. Names that differ in case only are two tenants."""
+    for name in ("LIC-4F2A.Prod", "lic-4f2a.prod"):
+        assert (await office.tenants.create(name, who="ada")).name == name
+        assert await office.tenants.enabled(name)
+    assert not await office.tenants.enabled("LIC-4F2A.PROD")
 
 
 async def test_a_tenant_is_created_once_under_an_unambiguous_name(office: KeychainProcess) -> None:

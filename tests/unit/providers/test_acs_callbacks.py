@@ -86,6 +86,13 @@ def test_the_key_may_be_a_header_and_without_a_configured_key_all_are_refused() 
         AcsCallbacks("", has_notification_ids=True).handle_callback(posted([REPORT]), NOW_MS)
 
 
+def test_during_a_rotation_events_with_the_new_and_the_old_key_are_accepted() -> None:
+    callbacks = AcsCallbacks(["new", "s3cret+"], has_notification_ids=True)
+    for key in ("new", "s3cret+"):
+        event = posted([REPORT], url="https://h.example/acs", headers={"x-webhook-key": key})
+        assert len(callbacks.handle_callback(event, NOW_MS).receipts) == 1
+
+
 # Reports ---------------------------------------------------------------------------------------------
 
 

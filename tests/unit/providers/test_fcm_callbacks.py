@@ -50,6 +50,7 @@ def receipt_of(**fields: Any) -> Receipt:
     return receipt
 
 
+@pytest.mark.source("002", "353-354")
 def test_a_signed_delivery_report_is_accepted() -> None:
     assert receipt_of() == Receipt(
         provider="fcm",

@@ -72,6 +72,7 @@ def test_the_headers_are_those_of_the_contract() -> None:
     assert SIGNATURES["headers"]["timestamp"].lower() == TIMESTAMP_HEADER
 
 
+@pytest.mark.source("002", "331-338")
 @pytest.mark.parametrize("case", SIGNATURES["cases"], ids=lambda case: str(case["id"]))
 def test_each_signature_of_the_vectors_is_judged_correctly(case: dict[str, Any]) -> None:
     callbacks = SendGridCallbacks(case["public_key"], 0)
@@ -190,6 +191,7 @@ def suppresses(receipt: Receipt) -> bool:
     )
 
 
+@pytest.mark.source("002", "340-341", "347")
 @pytest.mark.parametrize("case", EVENTS["events"], ids=lambda case: str(case["event"]["sg_event_id"]))
 def test_each_event_of_the_vectors_has_its_meaning(case: dict[str, Any]) -> None:
     event, found = case["event"], heard([case["event"]])
@@ -209,6 +211,17 @@ def test_each_event_of_the_vectors_has_its_meaning(case: dict[str, Any]) -> None
     if case["kind"] == "terminal_failure":
         assert found.receipts[0].error == event["reason"]
         assert found.receipts[0].recipient_at_fault is case["suppress"]
+
+
+@pytest.mark.source("002", "342-343", "346")
+@pytest.mark.parametrize(
+    ("other", "usual"), [("opened", "open"), ("clicked", "click"), ("spam_report", "spamreport")]
+)
+def test_other_spellings_of_an_event_mean_the_same(other: str, usual: str) -> None:
+    event = {"sg_message_id": "abc.filter1", "sg_event_id": "e", "timestamp": 1_700_000_000}
+    found, expected = heard([{**event, "event": other}]), heard([{**event, "event": usual}])
+    assert found.receipts
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -298,3 +311,9 @@ def test_any_event_is_read_or_refused_for_its_form(event: dict[str, Any], name: 
         for receipt in read_receipts({**event, "event": name}, NOW_MS):
             assert isinstance(receipt.at, int)
             assert len(receipt.event_id) <= 120
+
+
+def test_during_a_rotation_events_of_the_new_and_the_old_key_are_accepted() -> None:
+    new = ec.generate_private_key(ec.SECP256R1())
+    assert believed(SendGridCallbacks([public(new), public()], 0), signed(b"[]"))
+    assert not believed(SendGridCallbacks([public(new)], 0), signed(b"[]"))

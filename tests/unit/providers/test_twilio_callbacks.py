@@ -49,6 +49,7 @@ def a_status(status: str, code: str = "", *, url: str = URL, token: str = TOKEN,
 # Signatures ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "283-291")
 @pytest.mark.parametrize("case", SIGNATURES["cases"], ids=lambda case: case["id"])
 def test_every_signed_request_of_the_contract_is_judged_correctly(case: dict[str, Any]) -> None:
     if case["kind"] == "json":
@@ -195,9 +196,9 @@ def test_a_body_that_is_not_covered_by_the_signature_is_refused() -> None:
 
 def test_without_the_auth_token_everything_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="auth_token"):
-        TwilioCallbacks(None).handle_callback(a_status("delivered"), NOW_MS)
+        TwilioCallbacks(()).handle_callback(a_status("delivered"), NOW_MS)
     with pytest.raises(CallbackRefused):
-        TwilioCallbacks(Secret("another")).handle_callback(a_status("delivered"), NOW_MS)
+        TwilioCallbacks([Secret("another")]).handle_callback(a_status("delivered"), NOW_MS)
 
 
 @given(st.text(), st.binary(), st.text(), st.sampled_from([FORM["content-type"], "application/json", ""]))
@@ -220,6 +221,7 @@ def test_a_request_with_very_many_fields_is_refused() -> None:
 # Contents -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "293-298")
 @pytest.mark.parametrize(
     ("status", "events"),
     [
@@ -316,3 +318,11 @@ def test_a_body_above_64_kib_is_refused_even_if_signed() -> None:
     assert len(heard.receipts) == 1
     with pytest.raises(CallbackRefused, match="more than 65536 bytes"):
         a_twilio().handle_callback(a_status("delivered", Body="x" * 70_000), NOW_MS)
+
+
+def test_during_a_rotation_callbacks_of_the_new_and_the_old_token_are_accepted() -> None:
+    twilio = a_twilio(auth_token=["a-new-token", TOKEN], callback_url=URL)
+    for token in ("a-new-token", TOKEN):
+        assert twilio.handle_callback(a_status("delivered", token=token), NOW_MS).receipts
+    with pytest.raises(CallbackRefused):
+        twilio.handle_callback(a_status("delivered", token="another"), NOW_MS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from homing.core.ports.providers import Delivery
 from homing.net.http_client import CurlTransport
 from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
 from homing.providers.webhook.provider import WebhookProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery
 
@@ -81,6 +83,59 @@ def test_a_recipient_s_url_is_guarded_and_our_base_url_is_not() -> None:
     assert (plain.url, plain.guarded) == (URL, True)
     ours = provider(base_url="http://127.0.0.1:9/").build(delivery(), NOW_MS)
     assert (ours.url, ours.guarded) == ("http://127.0.0.1:9/in?x=1", False)
+
+
+@pytest.mark.source("003", "30")
+def test_headers_come_from_the_settings_the_environment_and_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUNCTION_KEY", "Bearer secret-1")
+    (tmp_path / "key").write_text("secret-2\n")
+    headers = {"Authorization": "env:FUNCTION_KEY", "X-Key": f"file:{tmp_path / 'key'}", "x-from": "homing"}
+    made = provider(headers=headers, recipient_hosts=["Hooks.example.org"]).build(delivery(), NOW_MS)
+    sent = dict(made.headers)
+    assert (sent["authorization"], sent["x-key"], sent["x-from"]) == ("Bearer secret-1", "secret-2", "homing")
+    assert sent.items() >= dict(provider().build(delivery(), NOW_MS).headers).items()
+    assert "secret" not in repr(made)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://other.example.org/in",
+        "https://hooks.example.org.evil.example/in",
+        "https://hooks.example.org@evil.example/in",
+        "https://evil.example\\@hooks.example.org/in",
+        "https://[::1]/in",
+    ],
+)
+def test_headers_go_only_to_the_hosts_that_are_listed(url: str) -> None:
+    ours = provider(headers={"Authorization": "x"}, recipient_hosts=["hooks.example.org"])
+    with pytest.raises(Unsendable) as refused:
+        ours.build(a_delivery(Channel.WEBHOOK, url), NOW_MS)
+    assert (refused.value.outcome.kind, refused.value.outcome.error_code) == (
+        OutcomeKind.BAD_RECIPIENT,
+        "host",
+    )
+    sent = ours.build(a_delivery(Channel.WEBHOOK, "https://hooks.example.org:8443/a"), NOW_MS)
+    assert ("authorization", "x") in sent.headers
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"headers": {"Authorization": "x"}}, "recipient_hosts: is missing; headers are sent only"),
+        ({"headers": {"Webhook-Id": "x"}}, "headers.Webhook-Id: is not allowed"),
+        ({"headers": {"Host": "x"}}, "headers.Host: is not allowed"),
+        ({"headers": {"X:Y": "x"}}, "headers.X:Y: is not allowed"),
+        ({"headers": {"X-Key": "a\r\nb: c"}}, "headers.X-Key: contains a line break"),
+        ({"headers": {"X-Key": "env:NOT_THERE"}}, "headers.X-Key: refers to the environment variable"),
+    ],
+)
+def test_impossible_headers_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        provider(**settings)
+    assert problem in str(refused.value)
 
 
 def test_several_secrets_sign_during_a_rotation() -> None:

@@ -125,6 +125,7 @@ def test_a_correct_folder_passes_the_check(tmp_path: Path) -> None:
     assert (report.keys, report.state("order", "de")) == (("order",), "ok")
 
 
+@pytest.mark.source("002", "426", "428")
 def test_a_missing_locale_fails_the_check(tmp_path: Path) -> None:
     report = checked(write(tmp_path, ORDER), (*BOTH, "fr"))
     assert [one.message for one in report.findings] == ["order/fr: is missing"]

@@ -177,13 +177,13 @@ def test_a_field_that_is_not_a_setting_is_unknown(name: str) -> None:
 
 
 def test_an_engine_without_settings_has_the_same_defaults() -> None:
-    """The locales and rate limits differ on purpose: the engine itself has none."""
+    """The locales, rate limits and name of runs differ on purpose: the engine itself has none."""
     made = build_engine_settings(load_settings(), own_renderer=True)
     own = EngineSettings(name=made.name)
     differs = {
         one.name for one in fields(EngineSettings) if getattr(made, one.name) != getattr(own, one.name)
     }
-    assert differs - {"intake"} == {"paces"}
+    assert differs - {"intake"} == {"paces", "process_name"}
     assert made.intake.synchronous_types == own.intake.synchronous_types
     assert made.intake.limits.fan_out == own.intake.limits.fan_out
 

@@ -55,6 +55,38 @@ def test_a_homing_toml_in_the_current_folder_is_read_automatically() -> None:
     assert load_settings().tenant == "here"
 
 
+POSTGRES = "postgresql://app@localhost/notifications"
+
+
+@pytest.mark.source("004", "221")
+@pytest.mark.parametrize("url", [POSTGRES, "postgres://app@localhost/notifications"])
+def test_without_a_file_the_database_url_names_the_store(url: str) -> None:
+    assert load_settings(database_url=url).store == url
+    assert load_settings(database_url=url, env={"HOMING_STORE": "env.db"}).store == "env.db"
+    assert load_settings(database_url=url, flags={"store": "flag.db"}).store == "flag.db"
+
+
+def test_with_a_file_or_for_another_system_the_database_url_is_ignored() -> None:
+    for url in ("", "mysql://app@localhost/shop", "sqlite:///shop.db"):
+        assert load_settings(database_url=url).store == "homing.db"
+    assert load_settings(written('tenant = "file"\n'), database_url=POSTGRES).store == "homing.db"
+    Path("homing.toml").write_text('tenant = "here"\n', encoding="utf-8")
+    assert load_settings(database_url=POSTGRES).store == "homing.db"
+
+
+@pytest.mark.source("004", "204-205", "222")
+def test_the_example_of_an_environment_has_only_settings_that_exist() -> None:
+    lines = (Path(__file__).parents[3] / ".env.example").read_text(encoding="utf-8").splitlines()
+    env = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert all(name.startswith("HOMING_") for name in env.keys() - {"DATABASE_URL"})
+    settings = load_settings(env=env, database_url=env["DATABASE_URL"])
+    assert settings.store == env["DATABASE_URL"]
+    assert (settings.preset, settings.worker.poll_ms) == ("broker", 10_000)
+    assert (settings.metrics.listen, settings.tracing.service_name) == ("127.0.0.1:8086", "retry-scheduler")
+    assert (settings.log.format, settings.log.level) == ("json", "info")
+    assert settings.providers["smtp"]["kind"] == "smtp"
+
+
 def test_tables_are_merged_key_by_key() -> None:
     file = written("[slots]\nbulk = 3\n[providers.out]\nkind = 'file'\npath = 'a'\n")
     env = {"HOMING_SLOTS__STANDARD": "9", "HOMING_PROVIDERS__OUT__PATH": "b"}
@@ -263,3 +295,13 @@ def test_loading_twice_keeps_settings_separate() -> None:
     load_settings(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
     assert load_settings().slots.bulk == 64
     assert load_settings().providers == {}
+
+
+@pytest.mark.source("003", "43", "258-263", "398-402")
+def test_preset_fixed_keeps_sent_notifications_for_a_day_unless_the_settings_say_otherwise() -> None:
+    day_ms = 24 * 3_600_000
+    assert load_settings(flags={"preset": "fixed"}).retention.sent_ms == day_ms
+    assert load_settings(flags={"preset": "fixed"}).retention.others_ms == 30 * day_ms
+    assert load_settings(flags={"preset": "simple"}).retention.sent_ms == 7 * day_ms
+    given = load_settings(flags={"preset": "fixed", "retention": {"sent_ms": "2d"}})
+    assert given.retention.sent_ms == 2 * day_ms

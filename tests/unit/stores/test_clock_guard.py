@@ -155,3 +155,14 @@ def test_leases_from_the_future_are_reclaimed_and_none_while_a_step_settles() ->
 def test_the_steady_clock_counts_on() -> None:
     first = steady_clock_ms()
     assert first <= steady_clock_ms()
+
+
+def test_a_process_that_was_suspended_does_not_bring_back_a_step_that_was_undone_meanwhile() -> None:
+    suspended, other = started(2)
+    for process in (suspended, other):
+        assert run(process, 60_000, 1_000, 10_000).now == START + 10_000
+    assert run(other, 60_000, 15_000, 40_000).now == START + 40_000
+    assert run(other, 0, 45_000, 75_000).now == START + 75_000  # the clock was set right again
+    assert Process.stored is None
+    assert suspended.transaction(START + 76_000, 76_000).now == START + 76_000
+    assert Process.stored is None

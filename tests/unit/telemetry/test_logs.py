@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homing.core.ids import uuid7
-from homing.core.redaction import HIDDEN
+from homing.core.redaction import HIDDEN, Redacted
 from homing.telemetry import logs
 
 LETTERS = string.ascii_letters + string.digits
@@ -69,6 +69,23 @@ def test_a_json_line_is_the_documented_one_byte_for_byte() -> None:
         '{"event": "breaker of pigeon: closed → open", "level": "warning", "logger": "homing.breakers",'
         ' "timestamp": "2025-11-16T02:40:43.512347Z"}'
     )
+
+
+def test_a_line_that_its_caller_has_redacted_is_kept_as_it_is() -> None:
+    """A duration looks like a phone number, and redacting takes longer than all the rest."""
+    line = json.loads(formatted(msg=Redacted("took 86400000 ms"), ms=86_400_000))
+    assert (line["event"], line["ms"]) == ("took 86400000 ms", 86_400_000)
+    assert json.loads(formatted(msg="took 86400000 ms", ms=86_400_000))["ms"] == HIDDEN
+    stream = lines("text")
+    logging.getLogger("homing.deliveries").info(Redacted("took 86400000 ms"))
+    assert "took 86400000 ms" in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_arguments_of_a_redacted_text_are_redacted(format: str) -> None:
+    stream = lines(format)
+    logging.getLogger("homing.deliveries").info(Redacted("sent to %s"), "ada@example.org")
+    assert f"sent to {HIDDEN}@example.org" in stream.getvalue()
 
 
 def test_extra_fields_stand_between_the_event_and_the_level() -> None:

@@ -70,6 +70,10 @@ class ApiGatekeeper:
         self._tokens = tokens
         self._rate_tokens = RateTokens(shared, clock)
 
+    def use_tokens(self, tokens: VerifiesTokens | None) -> None:
+        """Verifies JWTs with other keys from now on, or none if it is None."""
+        self._tokens = tokens
+
     async def caller(self, authorization: str) -> Caller | None:
         """Returns the caller of `Bearer KEY` or `Bearer TOKEN`, or None if the credentials are not valid."""
         scheme, _, credential = authorization.partition(" ")

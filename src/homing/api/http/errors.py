@@ -68,6 +68,11 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
         500,
         "An unexpected error in Homing. The log has the details under the response's `X-Request-Id`.",
     ),
+    "DELIVERY_SKIPPED": ErrorCode(
+        422,
+        "The synchronous send was skipped: the recipient is unsubscribed or suppressed, or the device is "
+        "inactive. The notification is not queued.",
+    ),
     "DELIVERY_FAILED": ErrorCode(502, "The synchronous send failed. The notification is not queued."),
     "OVERLOADED": ErrorCode(
         503, "The service has too many requests in progress. Retry after the time in `Retry-After`."

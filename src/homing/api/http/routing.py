@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from enum import Enum
 from functools import cache
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import parse_qsl, unquote, unquote_plus
 
 import msgspec
@@ -335,4 +336,36 @@ def malformed_request(
     known = getattr(kind, "__struct_encode_fields__", ())
     field, problem = explain_unknown_field(value, kind) or explain_error(error, known)
     field = where if field == "request" else field
+    problem = _allowed(kind, field, problem) or problem
     return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)
+
+
+def _allowed(kind: Any, field: str, problem: str) -> str | None:
+    """Returns what is allowed in a field if the problem is its value, or None if that is not known."""
+    if not (isinstance(kind, type) and issubclass(kind, Struct)):
+        return None
+    name = field.partition("[")[0]
+    parts = [
+        part for one in msgspec.structs.fields(kind) if one.encode_name == name for part in _parts(one.type)
+    ]
+    if problem.startswith("Invalid enum value"):
+        values = [str(value) for part in parts for value in _values(part)]
+        return f"is {problem.removeprefix('Invalid enum value ')}; it must be one of {', '.join(values)}"
+    if "matching regex" in problem:
+        forms = [part.extra["form"] for part in parts if isinstance(part, msgspec.Meta) and part.extra]
+        return f"must be {forms[0]}" if forms else None
+    return None
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yields a type and all that it consists of, such as the items of a tuple."""
+    yield kind
+    if get_origin(kind) is not Literal:
+        for inner in (*get_args(kind), *getattr(kind, "__metadata__", ())):
+            yield from _parts(inner)
+
+
+def _values(kind: Any) -> Iterable[Any]:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [member.value for member in kind]
+    return get_args(kind) if get_origin(kind) is Literal else ()

@@ -85,6 +85,7 @@ _EXAMPLES = (
         "TEMPLATE_NOT_FOUND",
         "TEMPLATE_FAILED",
         "DELIVERY_FAILED",
+        "DELIVERY_SKIPPED",
         "DELIVERY_TIMEOUT",
     ),
     headers={"Idempotency-Key": IdempotencyKey, "Accept-Language": AcceptLanguage},
@@ -110,7 +111,7 @@ async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
 
     Pass the response's `cursor` to get the next page. The last page has no cursor.
     """
-    chosen = query.filter(query.statuses, query.acknowledged)
+    chosen = query.filter(dict.fromkeys((*query.status, *query.statuses)), query.acknowledged)
     return await call.tenant_api.list(chosen, limit=query.limit, cursor=query.cursor)
 
 
@@ -215,5 +216,7 @@ def build_send_response(result: SendResult) -> SendResponse:
         queue_name=result.queue_name or None,
         duplicate=result.duplicate,
         provider_message_id=result.provider_message_id,
+        provider=result.provider,
+        sent_at=result.sent_at,
         delivered_at=result.delivered_at,
     )

@@ -14,7 +14,8 @@ from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Notification
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import History, Notification, Status
 from homing.core.ports.stores import Retention
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.wire.administration import AdminRetryBody, AdminRetryResponse, PurgeBody, PurgeResponse
@@ -55,12 +56,15 @@ async def retry_notification(call: ApiCall, id: str, body: AdminRetryBody) -> Ad
     await call.note("notification.retry", id, why=body.reason, provider=body.force_provider)
     found = await _retry(call, id, body)
     goal = timedelta(milliseconds=MODE_INFO[found.mode].latency_goal_ms)
+    begins_at, hold = found.next_retry_at or found.updated_at, await call.tenant_api.find_hold(found)
+    if hold is not None and hold.until is not None:
+        begins_at = max(begins_at, hold.until)
     return AdminRetryResponse(
         success=True,
         notification_id=id,
-        retry_attempt_id=f"{id}:{found.attempt_count + 1}",
+        retry_attempt_id=f"{id}:{attempt_after_retry(await call.tenant_api.history(id))}",
         status="queued",
-        estimated_delivery_time=(found.next_retry_at or found.updated_at) + goal,
+        estimated_delivery_time=begins_at + goal,
     )
 
 
@@ -98,6 +102,19 @@ async def _retry(call: ApiCall, id: str, body: AdminRetryBody) -> Notification:
             raise
         problem = error.message.removeprefix("provider: ")
         raise ApiError("INVALID_REQUEST", f"forceProvider: {problem}", field="forceProvider") from None
+
+
+def attempt_after_retry(history: History) -> int:
+    """Returns the number of the first attempt after the newest retry command.
+
+    That attempt may be in flight or have ended already, because a worker is woken by the command.
+    """
+    retried_at = max(cause.at for cause in history.causes if cause.name == CommandName.RETRY)
+    since = [attempt.number for attempt in history.attempts if attempt.started_at >= retried_at]
+    if since:
+        return min(since)
+    found = history.notification
+    return found.attempt_count + (found.status is not Status.SENDING)
 
 
 def _retention(body: PurgeBody, configured: Retention) -> Retention:

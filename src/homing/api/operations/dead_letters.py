@@ -1,4 +1,4 @@
-"""Routes for dead letters: list, group, acknowledge and resend, one at a time or in bulk."""
+"""Routes for dead letters: list, group, acknowledge, resend and move to, one at a time or in bulk."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from homing.wire.dead_letters import (
     DeadLetterQuery,
     DryRunResponse,
     GroupQuery,
+    MoveBody,
     ResendBody,
     ResendResponse,
 )
@@ -126,6 +127,23 @@ async def resend_dead_letter(call: ApiCall, id: str, body: ResendBody) -> ApiRes
     found = await call.tenant_api.get(new)
     resent = ResendResponse(notification_id=new, resend_of=id, status=found.status)
     return ApiResponse(resent, 201, {"Location": f"/api/v1/notifications/{new}"})
+
+
+@routes.post(
+    "/notifications/{id}/move-to-dead-letter",
+    scope=Scope.OPERATE,
+    body_optional=True,
+    errors=("NOT_FOUND", "COMMAND_REFUSED"),
+)
+async def move_to_dead_letter(call: ApiCall, id: str, body: MoveBody) -> Notification:
+    """Move a notification that waits, or is in doubt, to the dead letters.
+
+    It is not attempted any more, and can be resent like every dead letter. A notification with an attempt in
+    flight cannot be moved; cancel it, or wait until the attempt has ended.
+    """
+    await call.note("notification.fail", id, why=body.why)
+    await call.tenant_api.move_to_dead_letter(id, who=call.caller.who, why=body.why)
+    return await call.tenant_api.get(id)
 
 
 async def _count(call: ApiCall, command: CommandName, chosen: Filter) -> int:

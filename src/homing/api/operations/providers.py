@@ -12,7 +12,7 @@ from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import Health, ProviderView, Tried
-from homing.core.send_request import provider_id
+from homing.core.send_request import find_provider_id
 from homing.wire.common import ItemList
 from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
 
@@ -74,7 +74,7 @@ async def set_breaker(call: ApiCall, id: ProviderName, body: BreakerBody) -> Pro
 
 
 async def _view(call: ApiCall, id: str) -> ProviderView:
-    for view in await call.service.engine.providers():
-        if view.id == provider_id(id):
-            return view
+    views = {view.id: view for view in await call.service.engine.providers()}
+    if (view := views.get(find_provider_id(id, views))) is not None:
+        return view
     raise ApiError("NOT_FOUND", f"there is no provider {id!r}; /api/v1/providers lists all providers")

@@ -14,8 +14,10 @@ from homing.api.intake.notifications import to_timedelta
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.notifications import Notification
+from homing.core.request_decoding import to_camel_case
 from homing.core.retry.policy import MatchKeys
-from homing.core.statistics import AttemptStatistics, AttemptSuccess, ErrorGroup, HealthMetrics, RollUp
+from homing.core.send_request import priority_of
+from homing.core.statistics import AttemptStatistics, AttemptSuccess, ErrorGroup, QueueHealth, RollUp
 from homing.wire.common import ItemList
 from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
 
@@ -42,20 +44,17 @@ async def list_pending(call: ApiCall, query: PendingQuery) -> ItemList[Notificat
 
 @routes.get("/queue/waiting", scope=_READ)
 async def list_waiting(call: ApiCall, query: WaitingQuery) -> ItemList[Notification]:
-    """List notifications that wait for a retry, soonest first.
+    """List notifications that wait for a retry, soonest first or by their last attempt.
 
     `nextRetryAt` is the time of the next attempt.
     """
-    tenant_api, delay = call.tenant_api, to_timedelta(query.delay_ms)
-    found = await tenant_api.waiting(delay, limit=query.limit)
-    if delay is None:
-        return ItemList(found)
-    return ItemList(tuple(replace(n, next_retry_at=tenant_api.next_retry_time(n, delay)) for n in found))
+    delay = to_timedelta(query.delay_ms)
+    return ItemList(await call.tenant_api.waiting(delay, limit=query.limit, by=query.by))
 
 
 @routes.get("/queue/statistics", scope=_READ)
 async def get_retry_statistics(call: ApiCall) -> ItemList[AttemptStatistics]:
-    """Count notifications by the number of attempts."""
+    """Count waiting notifications and dead letters by the number of attempts."""
     return ItemList(await call.tenant_api.retry_statistics())
 
 
@@ -66,15 +65,17 @@ async def get_success_by_attempt(call: ApiCall) -> ItemList[AttemptSuccess]:
 
 
 @routes.get("/queue/health", scope=_READ)
-async def get_queue_health(call: ApiCall) -> HealthMetrics:
-    """Retrieve thirteen metrics about the health of retries."""
-    return await call.tenant_api.health_metrics()
+async def get_queue_health(call: ApiCall) -> QueueHealth:
+    """Retrieve thirteen metrics about the health of retries, and compare the thresholds."""
+    health = await call.tenant_api.health()
+    named = (replace(check, metric=to_camel_case(check.metric)) for check in health.thresholds)
+    return replace(health, thresholds=tuple(named))
 
 
 @routes.get("/queue/errors", scope=_READ)
 async def list_error_groups(call: ApiCall, query: ErrorsQuery) -> ItemList[ErrorGroup]:
-    """Group dead letters by error, largest group first."""
-    return ItemList(await call.tenant_api.error_groups(query.limit))
+    """Group dead letters, or what waits for a retry, by error, largest group first."""
+    return ItemList(await call.tenant_api.error_groups(query.limit, status=query.status))
 
 
 @routes.get("/queue/roll-ups", scope=_READ)
@@ -85,10 +86,17 @@ async def list_roll_ups(call: ApiCall, query: RollUpsQuery) -> ItemList[RollUp]:
 
 @routes.get("/queue/delay", scope=_READ)
 async def calculate_delay(call: ApiCall, query: DelayQuery) -> RetryDelay:
-    """Calculate the delay after a failed attempt, before jitter."""
+    """Calculate the delay after a failed attempt, and whether another attempt follows."""
     tenant_api = call.tenant_api
     await tenant_api.policies.refresh()
-    keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, query.priority)
-    delay = tenant_api.calculate_delay(query.attempt, to_timedelta(query.delay_ms), keys=keys)
+    keys = MatchKeys(tenant_api.tenant, query.type, query.origin, query.channel, priority_of(query.priority))
+    delay = tenant_api.calculate_delay(
+        query.attempt, to_timedelta(query.delay_ms), keys=keys, jitter=query.jitter
+    )
     ms = delay // timedelta(milliseconds=1)
-    return RetryDelay(attempt=query.attempt, delay_ms=ms, delay_minutes=ms / 60_000)
+    return RetryDelay(
+        attempt=query.attempt,
+        delay_ms=ms,
+        delay_minutes=ms / 60_000,
+        should_retry=tenant_api.should_retry(query.attempt, keys=keys),
+    )

@@ -32,7 +32,8 @@ async def list_(
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="List entries that belong to no tenant: policies, providers, tenants, purges."
+            "--shared",
+            help="List entries of no tenant: policies, providers, settings, sinks, tenants, purges.",
         ),
     ] = False,
     limit: PageLimit = 50,
@@ -44,7 +45,7 @@ async def list_(
 
     from homing.engine.operations.policies import EVERY_TENANT
 
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         page = await homing.audit.list(EVERY_TENANT if shared else homing.tenant, cursor=cursor, limit=limit)
     if json:
         print_json(page)
@@ -81,7 +82,7 @@ async def verify(
 ) -> int:
     """Verify every hash chain, newest entry first. Exit code 1 if an entry was changed or is missing."""
     kept = [_hash(one) for one in head or ()]
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         chains = await _walked(options, homing, kept)
     seen = {one for chain in chains for one in chain.seen}
     missing = [one for one in kept if one not in seen]

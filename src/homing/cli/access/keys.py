@@ -93,7 +93,7 @@ async def list_(
     json: Json = False,
 ) -> int:
     """List keys, including expired and revoked ones. The keys themselves are not shown."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         tenant = None if all_tenants else homing.tenant
         found = await homing.keys.list(tenant, after=cursor or "", limit=limit + 1)
     items, more = found[:limit], len(found) > limit
@@ -114,7 +114,7 @@ async def list_(
 @command(keys, "revoke")
 async def revoke(options: Options, id: KeyId, who: Who = None, json: Json = False) -> int:
     """Revoke a key. Running services reject it within five seconds."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         tenant = (await homing.keys.get(id)).tenant
         by = await record_audit(homing, "key.revoke", id, who=who, tenant=tenant)
         found = await homing.keys.revoke(id, who=f"cli:{by}")
@@ -137,7 +137,7 @@ async def rotate(
 ) -> int:
     """Create a replacement for a key and print it. The old key stays valid for the time of --overlap."""
     overlap_ms = parse_duration_ms(overlap, "--overlap")
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         tenant = (await homing.keys.get(id)).tenant
         by = await record_audit(homing, "key.rotate", id, who=who, tenant=tenant, overlapMs=overlap_ms)
         made = await homing.keys.rotate(id, who=f"cli:{by}", overlap_ms=overlap_ms)

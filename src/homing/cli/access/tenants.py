@@ -35,7 +35,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
 @command(tenants, "list")
 async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None, json: Json = False) -> int:
     """List tenants by name. This includes tenants that sent notifications without being created."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.tenants.list(after=cursor or "", limit=limit + 1)
     items, more = found[:limit], len(found) > limit
     if json:
@@ -51,7 +51,7 @@ async def list_(options: Options, limit: PageLimit = 100, cursor: Cursor = None,
 
 @command(tenants, "create")
 async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
-    """Create a tenant. Its name may contain lowercase letters, digits and . _ -"""
+    """Create a tenant. Its name may contain letters (capitals matter), digits and . _ -"""
     made = await _changed(options, "create", name, who)
     _tell(options, made, json=json)
     if not json:

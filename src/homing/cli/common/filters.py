@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homing.cli.common.exit_codes import CliError
 from homing.cli.common.flag_groups import FlagGroup
 from homing.cli.common.options import parse_choice
 from homing.cli.common.units import parse_delay, parse_time
@@ -55,6 +56,13 @@ class FilterFlags(FlagGroup):
         ),
     ] = None
 
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata", metavar="KEY=VALUE", help="Only with this value in the metadata; repeatable."
+        ),
+    ] = None
+
     def build(self) -> Filter:
         """Returns the filter. Raises CliError if a value is invalid."""
         from homing.core.notifications import Channel, Filter, Reason, Status
@@ -72,7 +80,15 @@ class FilterFlags(FlagGroup):
             error_code=self.error_code,
             created_from=_ago(self.since, "--since"),
             created_until=_ago(self.until, "--until"),
+            metadata=dict(_pair(text) for text in self.metadata or ()),
         )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise CliError(f"--metadata: is {text!r}; must be KEY=VALUE, e.g. entry_id=42")
+    return key, value
 
 
 def _ago(text: str | None, flag: str) -> datetime | None:

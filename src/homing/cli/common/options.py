@@ -133,7 +133,8 @@ class Options(FlagGroup):
         from homing.settings import load_settings
 
         given = {"store": self.store, "tenant": self.tenant, **flags}
-        return load_settings(self.config, env=os.environ, flags=given)
+        database_url = os.environ.get("DATABASE_URL", "")
+        return load_settings(self.config, env=os.environ, flags=given, database_url=database_url)
 
 
 CommandBody = Callable[..., Any]
@@ -192,11 +193,15 @@ async def open_engine(
     observers: Sequence[Observer] = (),
     *,
     sinks: bool = False,
+    existing: bool = False,
 ) -> AsyncIterator[Homing]:
     """Opens the engine for one command and closes it afterwards.
 
     If `sinks` is True, the engine registers the sinks of the settings and publishes their events. Commands
     that only read, or change what exists, leave that to the processes that send.
+
+    If `existing` is True, a database without a schema is left alone: raises SchemaError. So no such command
+    creates again what `homing db uninstall` has removed.
     """
     from msgspec.structs import replace
 
@@ -208,7 +213,7 @@ async def open_engine(
     new = is_missing_file(settings.store)
     homing = Homing(loaded_settings=settings, observers=observers)
     try:
-        await homing.open()
+        await homing.open(create=new or not existing)
         if new:  # otherwise a misspelt path looks like an empty queue
             note = f"note: the store {settings.store} did not exist and was created"
             options.notes.line(note, style="bright_black")
@@ -218,10 +223,13 @@ async def open_engine(
 
 
 @asynccontextmanager
-async def open_store(settings: Settings, *, migrate: bool = True) -> AsyncIterator[Backend]:
+async def open_store(
+    settings: Settings, *, migrate: bool = True, existing: bool = False
+) -> AsyncIterator[Backend]:
     """Opens only the store, without an engine, and closes it afterwards.
 
-    Unless `migrate` is False, its schema is migrated first.
+    Unless `migrate` is False, its schema is migrated first. If `existing` is True, raises SchemaError if
+    there is none.
     """
     from homing import compose
 
@@ -229,7 +237,7 @@ async def open_store(settings: Settings, *, migrate: bool = True) -> AsyncIterat
     try:
         await store.open()
         if migrate:
-            await store.migrate()
+            await store.migrate(create=not existing)
         yield store
     finally:
         await store.close()

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.options import Options, open_engine
+from homing.cli.common.reload_watch import watch_for_reload
 
 if TYPE_CHECKING:
     from homing.compose import ConfiguredObservers
@@ -90,15 +91,30 @@ def tune_garbage_collector() -> None:
     gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
 
 
+def require_complete_templates(settings: Settings) -> None:
+    """Raises `ConfigError` if a template is missing in a locale, and the preset requires all of them."""
+    if settings.templates.folder:  # the import takes a while, and most processes have no folder
+        from homing.compose import templates
+
+        templates.require_complete_templates(settings)
+
+
 @asynccontextmanager
 async def open_with_telemetry(
-    options: Options, settings: Settings, *, count: bool = False
+    options: Options, settings: Settings, load: Callable[[], Settings], *, count: bool = False
 ) -> AsyncIterator[tuple[Homing, ConfiguredObservers]]:
     """Opens the engine with the telemetry that the settings configure, and tunes the garbage collector.
 
-    If `count` is True, metrics are collected even if the settings have no address to serve them on.
+    `load` reads the settings of this process again, after SIGHUP or `homing reload`. If `count` is True,
+    metrics are collected even if the settings have no address to serve them on.
     """
     from homing import compose
+
+    def load_checked() -> Settings:
+        found = load()
+        require_complete_templates(found)
+        compose.check_telemetry(found)
+        return found
 
     watchers = compose.build_observers(settings, count=count)
     counted, traced = watchers
@@ -111,5 +127,6 @@ async def open_with_telemetry(
             options.screen.line(f"metrics on http://{endpoint.address}/metrics")
         elif counted is not None:
             counted.watch(homing)
+        await stack.enter_async_context(watch_for_reload(homing, load_checked))
         tune_garbage_collector()
         yield homing, watchers

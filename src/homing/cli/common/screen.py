@@ -11,7 +11,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 from homing.cli.common.exit_codes import one_line
@@ -115,18 +115,25 @@ class Screen:
         for name, value in shown:
             self.line(styled(f"{name:<{width}} ", "bright_black"), value)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
         """Prints an aligned table. A column name ending in `>` aligns right; one ending in `~` may be cut.
 
+        On a terminal that is too narrow, empty columns are left out first. Returns True if a cell was cut.
         Rich's tables would shorten every column on a narrow screen, and a shortened id cannot be copied.
         """
         lines = [[_spans(cell) for cell in row] for row in rows]
         heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
         widths = [max(_width(cell) for cell in column) for column in zip(heads, *lines, strict=True)]
-        for index, column in enumerate(columns):
-            if column.endswith("~") and self.live:
+        cut_any = False
+        if lines and self.live and sum(widths) + 2 * (len(columns) - 1) > self.console.width:
+            filled = [any(_width(line[index]) for line in lines) for index in range(len(columns))]
+            columns, widths = [*compress(columns, filled)], [*compress(widths, filled)]
+            heads, *lines = [[*compress(line, filled)] for line in (heads, *lines)]
+            for index in (index for index, column in enumerate(columns) if column.endswith("~")):
                 others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
-                widths[index] = min(widths[index], max(_MIN_CUT_WIDTH, self.console.width - others))
+                most = max(_MIN_CUT_WIDTH, self.console.width - others)
+                cut_any |= widths[index] > most
+                widths[index] = min(widths[index], most)
         for line in (heads, *lines):
             spans: list[StyledText] = []
             for cell, column, width in zip(line, columns, widths, strict=True):
@@ -135,6 +142,7 @@ class Screen:
                 spans += [fill, *cut] if column.endswith(">") else [*cut, fill]
                 spans.append(StyledText("  ", ""))
             self._print(spans)
+        return cut_any
 
     def check(self, ok: bool, text: str, advice: str = "", *, max_columns: int | None = None) -> None:
         """Prints the result of one check: a mark, a text and, if there is any, advice.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
 from homing.cli.common.exit_codes import CliError
 from homing.core.durations import TOO_LONG, format_duration, read_duration
-from homing.core.times import LONGEST_MS
+from homing.core.times import DAY_MS, LONGEST_MS
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
@@ -28,6 +29,17 @@ def parse_duration_ms(text: str, flag: str) -> int:
     if found > LONGEST_MS:
         raise CliError(f"{flag}: is {text}; {TOO_LONG}")
     return found
+
+
+def days_to_ms(days: float, flag: str) -> int:
+    """Converts a number of days, at most 100 years, to milliseconds."""
+    if math.isnan(days):
+        raise CliError(f"{flag}: is nan; it must be a number of days")
+    if days < 0:
+        raise CliError(f"{flag}: is {days:g}; it cannot be negative")
+    if days * DAY_MS > LONGEST_MS:
+        raise CliError(f"{flag}: is {days:g}; {TOO_LONG}")
+    return int(days * DAY_MS)
 
 
 def parse_delay(text: str | None, flag: str) -> timedelta | None:

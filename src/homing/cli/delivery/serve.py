@@ -24,7 +24,12 @@ from homing.cli.common.options import (
     redact_store_url,
     run_async,
 )
-from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
+from homing.cli.common.process_setup import (
+    StopSignals,
+    open_with_telemetry,
+    require_complete_templates,
+    run_until_stopped,
+)
 from homing.cli.delivery.supervisor import Supervisor
 from homing.cli.root import app
 from homing.core.durations import format_duration
@@ -80,13 +85,24 @@ def serve(
     _check(settings)
     _allow_files(settings.service.max_connections)
     at = _bound(settings)
+
+    def load() -> Settings:
+        from homing.compose import service
+
+        found = options.settings(**flags)
+        service.listen_address(found)
+        return found
+
     if settings.service.workers == 1:
-        return int(run_async(_serve(options, settings, at, deliver=not no_worker)))
+        return int(run_async(_serve(options, settings, load, at, deliver=not no_worker)))
     run_async(_prepare(options, settings, at))
 
     def work(number: int, alive: int) -> int:
+        def load_mine() -> Settings:
+            return _of_process(load(), number)
+
         mine = _of_process(settings, number)
-        return int(run_async(_serve(options, mine, at, deliver=not no_worker, alive=alive)))
+        return int(run_async(_serve(options, mine, load_mine, at, deliver=not no_worker, alive=alive)))
 
     return Supervisor(settings.service.workers, work).run()
 
@@ -102,6 +118,7 @@ def _check(settings: Settings) -> None:
         raise CliError(
             "--workers: several processes cannot share memory:; use a SQLite file or postgresql://"
         )
+    require_complete_templates(settings)
 
 
 def _allow_files(connections: int) -> None:
@@ -190,20 +207,29 @@ def _is_local(host: str) -> bool:
 
 
 async def _serve(
-    options: Options, settings: Settings, at: socket.socket, *, deliver: bool, alive: int | None = None
+    options: Options,
+    settings: Settings,
+    load: Callable[[], Settings],
+    at: socket.socket,
+    *,
+    deliver: bool,
+    alive: int | None = None,
 ) -> int:
     """Runs one process of the service until it is stopped.
 
-    `alive` is the pipe to the parent, or None if this is the only process.
+    `load` reads its settings again. `alive` is the pipe to the parent, or None if this is the only process.
     """
     from homing.compose import service
 
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with AsyncExitStack() as stack:
-        homing, watchers = await stack.enter_async_context(open_with_telemetry(options, settings, count=True))
+        homing, watchers = await stack.enter_async_context(
+            open_with_telemetry(options, settings, load, count=True)
+        )
         signals = StopSignals()  # only now: while the store opens, a signal ends the process at once
         served = service.build_service(settings, homing)
+        homing.reloader.parts.append(service.reloadable_issuers(served))
         if alive is None:
             await _greet(options, settings, homing, at)
         else:

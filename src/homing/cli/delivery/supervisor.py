@@ -14,7 +14,7 @@ from homing.cli.common.exit_codes import ExitCode
 log = logging.getLogger("homing.serve")
 
 
-_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
+_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM, signal.SIGHUP)
 
 _STABLE_AFTER_S = 10.0
 """Seconds of running after which a process that dies is replaced at once.
@@ -28,8 +28,8 @@ _LONGEST_PAUSE_S = 30.0
 ChildMain = Callable[[int, int], int]
 """Main function of a child. Takes the child's number and a pipe that closes when the parent exits.
 
-It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with `StopSignals`, so
-that none is lost at startup.
+It returns the exit code. SIGTERM, SIGINT and SIGHUP stay blocked until the child handles them, so that none
+is lost at startup.
 """
 
 
@@ -46,6 +46,7 @@ class Supervisor:
         self._pauses: dict[int, float] = {}
         self._stopping = False
         self._hard = False
+        self._has_terminal = os.isatty(0)
         self._alive, self._parent_end = os.pipe()
 
     def run(self) -> int:
@@ -65,13 +66,19 @@ class Supervisor:
     def _handle(self, received: signal.Signals) -> None:
         if received is signal.SIGCHLD:
             self._reap()
+        elif received is signal.SIGHUP and not self._is_terminal_gone():
+            for pid in self._running:
+                os.kill(pid, received)
         elif received is not signal.SIGALRM:
             self._hard = self._stopping
             self._stopping = True
             self._to_start.clear()
             for pid in self._running:
-                os.kill(pid, received)
+                os.kill(pid, signal.SIGTERM if received is signal.SIGHUP else received)
         self._start_due()
+
+    def _is_terminal_gone(self) -> bool:
+        return self._has_terminal and not os.isatty(0)
 
     def _reap(self) -> None:
         for pid in list(self._running):

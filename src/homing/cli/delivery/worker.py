@@ -10,7 +10,12 @@ import typer
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Options, command, configure_logging
-from homing.cli.common.process_setup import StopSignals, open_with_telemetry, run_until_stopped
+from homing.cli.common.process_setup import (
+    StopSignals,
+    open_with_telemetry,
+    require_complete_templates,
+    run_until_stopped,
+)
 from homing.cli.common.units import parse_duration_ms
 from homing.cli.delivery.process import format_totals
 from homing.cli.root import app
@@ -42,9 +47,11 @@ async def worker(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> int:
     """Deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
-    settings = options.settings(**_settings(interval, batch_size, metrics))
+    flags = _settings(interval, batch_size, metrics)
+    settings = options.settings(**flags)
     configure_logging(settings, verbose=verbose)
-    async with open_with_telemetry(options, settings) as (homing, _):
+    require_complete_templates(settings)
+    async with open_with_telemetry(options, settings, lambda: options.settings(**flags)) as (homing, _):
         return await _work(options, homing)
 
 

@@ -82,6 +82,7 @@ async def send_csv_file(
     options: Options, source: str, defaults: Mapping[str, Any], key_column: str | None, *, json: bool
 ) -> int:
     """Sends every row and returns the exit code, which depends on whether rows were rejected."""
+    key_column = key_column and _name(key_column)
     with _opened(source) as binary:
         lines = _Lines(binary, source)
         reader = csv.reader(lines, strict=True)

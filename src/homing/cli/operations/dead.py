@@ -1,4 +1,4 @@
-"""`homing dead`: lists, groups, acknowledges and resends dead letters."""
+"""`homing dead`: lists, groups, acknowledges and resends dead letters, and adds to them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from homing.cli.common.options import (
     DryRun,
     Json,
     Limit,
+    NotificationId,
     Options,
     Who,
     Why,
@@ -42,7 +43,7 @@ _JOB_POLL_S = 0.1
 
 _RUNNING_JOB_POLL_S = 1
 
-dead = add_command_group("dead", "List, group, acknowledge and resend dead letters.")
+dead = add_command_group("dead", "List, group, acknowledge, resend and add dead letters.")
 
 
 DeadLetterFilter = Annotated[FilterFlags, LeaveOut("status", "address")]
@@ -85,7 +86,7 @@ async def list_(
     from homing.engine.operations.dead_letters import fetch_dead_letters
 
     chosen = filters.build()
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         page = await fetch_dead_letters(homing, chosen, acknowledged=acknowledged, limit=limit, cursor=cursor)
     if json:
         print_json(options.privacy.wire(page))
@@ -115,23 +116,35 @@ async def list_(
 
 
 @command(dead, "groups")
-async def groups(options: Options, limit: Limit = 50, json: Json = False) -> int:
+async def groups(
+    options: Options,
+    status: Annotated[
+        str,
+        typer.Option(
+            "--status", metavar="NAME", help="failed (dead letters), or retrying (what waits for a retry)."
+        ),
+    ] = "failed",
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """Group dead letters by error, largest group first."""
-    async with open_engine(options) as homing:
-        found = await homing.error_groups(limit)
+    if status not in ("failed", "retrying"):
+        raise CliError(f"--status: is {status!r}; must be failed or retrying")
+    dead_only = status == "failed"
+    async with open_engine(options, existing=True) as homing:
+        found = await homing.error_groups(limit, status="failed" if dead_only else "retrying")
     if json:
         print_json(options.privacy.wire(found))
         return ExitCode.OK
     if not found:
-        options.notes.line("no dead letters")
+        options.notes.line("no dead letters" if dead_only else "no notification waits for a retry")
         return ExitCode.OK
     options.screen.table(
-        ("COUNT>", "UNSEEN>", "REASON", "CODE", "NEWEST", "EXAMPLE", "ERROR~"),
+        ("COUNT>", *(("UNSEEN>", "REASON") if dead_only else ()), "CODE", "NEWEST", "EXAMPLE", "ERROR~"),
         [
             (
                 f"{g.count:,}",
-                f"{g.unacknowledged:,}",
-                styled(g.reason.value if g.reason else "", "red"),
+                *((f"{g.unacknowledged:,}", styled(g.reason or "", "red")) if dead_only else ()),
                 g.error_code,
                 format_relative_time(g.newest_at),
                 g.example_id,
@@ -159,6 +172,21 @@ async def resend(options: Options, flags: DeadLetterFlags) -> int:
     return await DeadLetterCommand(CommandName.RESEND, "resent", options, flags).run()
 
 
+@command(dead, "move")
+async def move(
+    options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
+) -> int:
+    """Move a waiting or in_doubt notification to the dead letters."""
+    async with open_engine(options, existing=True) as homing:
+        by = await record_audit(homing, "notification.fail", id, who=who, why=why)
+        await homing.move_to_dead_letter(id, who=by, why=why)
+    if json:
+        print_json({"notificationId": id, "status": "failed"})
+    else:
+        options.screen.line(styled("failed"), id)
+    return ExitCode.OK
+
+
 class DeadLetterCommand:
     """Acknowledges or resends dead letters: ids one by one, or matches of a filter in batches."""
 
@@ -179,7 +207,7 @@ class DeadLetterCommand:
 
     async def run(self) -> int:
         """Runs the command and returns the exit code. With a filter, asks for confirmation first."""
-        async with open_engine(self._options) as homing:
+        async with open_engine(self._options, existing=True) as homing:
             if self._ids:
                 return await self._by_ids(homing)
             would = await self._count(homing)

@@ -24,7 +24,7 @@ async def explain(options: Options, id: NotificationId, json: Json = False) -> i
     """Explain what happened to a notification, and what is next."""
     from homing.engine.operations.explain import explanation_view
 
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.explain(id)
     if json:
         print_json(options.privacy.wire(explanation_view(found), found.history.notification.recipient))

@@ -115,7 +115,7 @@ async def set_(
         "priority": _any_or(match.priority, lambda: _priority(match.priority)),
     }
     given = {key: value for key, value in {**keys, **fields.build()}.items() if value is not None}
-    async with _refreshed(options) as homing:
+    async with _refreshed(options, existing=False) as homing:
         policies = homing.policies
         before = next((rule for rule in policies.book.rules if rule.name == name), None)
         if not given and (before is None or not fresh):
@@ -184,9 +184,9 @@ def _show_change(options: Options, change: PolicyChange, *, json: bool) -> None:
 
 
 @asynccontextmanager
-async def _refreshed(options: Options) -> AsyncIterator[Homing]:
+async def _refreshed(options: Options, *, existing: bool = True) -> AsyncIterator[Homing]:
     """Opens the engine and loads the policy changes made at run time."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=existing) as homing:
         await homing.policies.refresh()
         yield homing
 

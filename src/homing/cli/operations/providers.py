@@ -38,15 +38,31 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
     """List providers with their routes, weights, limits and breakers."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.providers()
     if json:
         print_json(found)
         return ExitCode.OK
-    options.screen.table(
-        ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "BREAKER~"),
-        [(p.id, p.kind, _routes(p), p.weight, p.max_in_flight, _rate(p), _breaker(p.breaker)) for p in found],
+    was_cut = options.screen.table(
+        ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "OPENS AFTER", "BREAKER~"),
+        [
+            (
+                p.id,
+                p.kind,
+                _routes(p),
+                p.weight,
+                p.max_in_flight,
+                _rate(p),
+                _opens_after(p),
+                _breaker(p.breaker),
+            )
+            for p in found
+        ],
     )
+    if was_cut:
+        for p in found:
+            if p.breaker.forced or p.breaker.until is not None or p.breaker.why:
+                options.screen.line(p.id, _breaker(p.breaker))
     return ExitCode.OK
 
 
@@ -72,7 +88,7 @@ async def try_out(
         return await _send(options, name, send, channel, yes=yes, json=json)
     if channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.check_providers(name)
     _show_health(options, found, json=json)
     return ExitCode.OK if all(one.usable for one in found) else ExitCode.NO
@@ -103,13 +119,14 @@ async def auto(options: Options, name: Name, who: Who = None, why: Why = "", jso
 async def _force(
     options: Options, name: str, phase: Phase | None, who: str | None, why: str, *, json: bool
 ) -> int:
-    from homing.core.send_request import provider_id
+    from homing.core.send_request import find_provider_id
 
     async with open_engine(options) as homing:
+        id = find_provider_id(name, {listed.id for listed in homing.roster})
         chosen = "auto" if phase is None else phase.value
-        by = await record_audit(homing, "breaker.set", provider_id(name), who=who, why=why, phase=chosen)
+        by = await record_audit(homing, "breaker.set", id, who=who, why=why, phase=chosen)
         await homing.force_breaker(name, phase, who=by, why=why)
-        found = next(one for one in await homing.providers() if one.id == provider_id(name))
+        found = next(one for one in await homing.providers() if one.id == id)
     if json:
         print_json(found)
     else:
@@ -133,7 +150,7 @@ async def _send(
     to = options.privacy.address(address)
     if not confirm(f"Send a real test message through {name} to {to}?", yes=yes):
         return ExitCode.NO
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         await record_audit(homing, "provider.test", name, channel=channel)
         tried = await homing.try_provider(name, address, over)
     _show_sent(options, tried, json=json)
@@ -178,6 +195,12 @@ def _routes(provider: ProviderView) -> str:
 
 def _rate(provider: ProviderView) -> str:
     return "" if provider.rate_per_second is None else f"{provider.rate_per_second:g}/s"
+
+
+def _opens_after(provider: ProviderView) -> str:
+    """Returns after how many failures the breaker opens, and for how long."""
+    policy = provider.breaker_policy
+    return f"{policy.failures} for {format_duration(policy.open_ms)}" if policy.failures else "off"
 
 
 def _breaker(breaker: BreakerView) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,14 +23,8 @@ from homing.cli.common.options import (
 )
 from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_count
+from homing.cli.common.units import days_to_ms, format_count
 from homing.cli.root import app
-
-if TYPE_CHECKING:
-    from homing.core.ports.stores import Retention
-
-
-_DAY_MS = 86_400_000
 
 
 @command(app, "retry")
@@ -43,16 +37,18 @@ async def retry(
     json: Json = False,
 ) -> int:
     """Make a notification due now. If it has ended, it gets one more attempt."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
         found = await homing.retry(id, who=by, why=why, provider=provider)
+        hold = await homing.find_hold(found)
     if json:
         print_json(options.privacy.wire(found, found.recipient))
     else:
         options.screen.line(
             styled(found.status.value),
             id,
-            f"is due now at {found.provider}; a worker or `homing process` sends it",
+            f"is due now at {found.provider}; "
+            + ("a worker or `homing process` sends it" if hold is None else hold.describe()),
         )
     return ExitCode.OK
 
@@ -62,7 +58,7 @@ async def cancel(
     options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
 ) -> int:
     """Cancel a notification that has not been sent."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.cancel", id, who=who, why=why)
         done = await homing.cancel(id, who=by, why=why)
     if json:
@@ -89,7 +85,7 @@ async def resolve(
     chosen = parse_choice(Status, status, "status")
     if chosen not in (Status.SENT, Status.FAILED):
         raise CliError(f"status: is {status!r}; must be sent or failed")
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
         await homing.resolve(id, chosen, who=by, why=why)
     if json:
@@ -114,10 +110,10 @@ async def purge(
     json: Json = False,
 ) -> int:
     """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
-    if days is not None and days < 0:
-        raise CliError(f"--days: is {days:g}; it cannot be negative")
-    retention = None if days is None else _older_than(int(days * _DAY_MS))
-    async with open_engine(options) as homing:
+    from homing.core.ports.stores import Retention
+
+    retention = None if days is None else Retention.of_age(days_to_ms(days, "--days"))
+    async with open_engine(options, existing=True) as homing:
         if not dry_run:
             await record_audit(homing, "purge.run", days=days)
         with ProgressBar(options, "counting" if dry_run else "purging") as bar:
@@ -130,12 +126,6 @@ async def purge(
     listed = ", ".join(format_count(count, kind.removesuffix("s")) for kind, count in counts.items())
     options.screen.line(f"{'would remove' if dry_run else 'removed'} {listed}")
     return ExitCode.OK
-
-
-def _older_than(age_ms: int) -> Retention:
-    from homing.core.ports.stores import Retention
-
-    return Retention(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
 
 def _show(bar: ProgressBar, so_far: Mapping[str, int], dry_run: bool) -> None:

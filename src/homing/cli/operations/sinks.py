@@ -26,7 +26,7 @@ async def list_(options: Options, json: Json = False) -> int:
     """List the registered sinks. Shows which events each gets, and how many events wait for it."""
     from homing.core.times import moment
 
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.sinks()
     if json:
         print_json(
@@ -67,7 +67,7 @@ async def list_(options: Options, json: Json = False) -> int:
 @command(sinks, "retry")
 async def retry(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
     """Publish the parked events of a sink again. The sink refused them before, so fix the sink first."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         await _find(homing, name)
         await record_audit(homing, "sink.retry", name, who=who)
         released = await homing.release_sink_events(name)
@@ -81,7 +81,7 @@ async def retry(options: Options, name: Name, who: Who = None, json: Json = Fals
 @command(sinks, "remove")
 async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False, json: Json = False) -> int:
     """Remove a sink and the events that wait for it. First remove it from the settings of all processes."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await _find(homing, name)
         waiting = found.waiting + found.parked
         if waiting and not confirm(f"Delete {format_count(waiting, 'event')} waiting for {name}?", yes=yes):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.filters import FilterFlags
 from homing.cli.common.flag_groups import LeaveOut
 from homing.cli.common.masking import RecipientMask
@@ -42,7 +42,7 @@ DelayFlag = Annotated[
 @command(app, "status")
 async def status(options: Options, id: NotificationId, json: Json = False) -> int:
     """Show the status and details of one notification."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found = await homing.get(id)
     if json:
         print_json(options.privacy.wire(found, found.recipient))
@@ -60,10 +60,10 @@ async def list_(
     json: Json = False,
 ) -> int:
     """List notifications, newest first."""
-    from homing.engine.operations.workers import OVERDUE_AFTER_MS, describe_unattended
+    from homing.engine.operations.workers import describe_unattended
 
-    chosen = filters.build()
-    async with open_engine(options) as homing:
+    chosen, settings = filters.build(), options.settings()
+    async with open_engine(options, settings, existing=True) as homing:
         page = await homing.list(chosen, limit=limit, cursor=cursor)
         has_waiting = any(one.status.value in ("pending", "retrying") for one in page.items)
         unattended_ms = 0 if json or not has_waiting else await homing.unattended_ms()
@@ -78,19 +78,32 @@ async def list_(
         [_row(one, options.privacy) for one in page.items],
     )
     show_cursor(options, page.cursor)
-    if unattended_ms > OVERDUE_AFTER_MS:
+    if unattended_ms > settings.thresholds.unattended_ms:
         options.notes.line(describe_unattended(unattended_ms))
     return ExitCode.OK
 
 
 @command(app, "waiting")
-async def waiting(options: Options, delay_: DelayFlag = None, limit: Limit = 50, json: Json = False) -> int:
+async def waiting(
+    options: Options,
+    delay_: DelayFlag = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="ORDER", help="due (soonest first), or last-attempt (all retries, oldest first)."
+        ),
+    ] = "due",
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """List notifications that wait for a retry, soonest first."""
     import msgspec
 
     base = parse_delay(delay_, "--delay")
-    async with open_engine(options) as homing:
-        found = await homing.waiting(base, limit=limit)
+    if by not in ("due", "last-attempt"):
+        raise CliError(f"--by: is {by!r}; must be due or last-attempt")
+    async with open_engine(options, existing=True) as homing:
+        found = await homing.waiting(base, limit=limit, by="due" if by == "due" else "last-attempt")
         due = [homing.next_retry_time(one, base) for one in found]
     if json:
         items = msgspec.to_builtins(
@@ -134,7 +147,7 @@ async def retry_info(
     json: Json = False,
 ) -> int:
     """Show attempts, delays and next retry of one notification."""
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         info = await homing.retry_info(id, max_attempts, parse_delay(delay_, "--delay"))
         to = (await homing.get(id)).recipient
     if json:

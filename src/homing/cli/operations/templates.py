@@ -119,7 +119,7 @@ async def _listed(options: Options) -> Sequence[TemplateSummary]:
 
     if options.tenant is None:
         return compose.listed_templates(options.settings())
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         found: list[TemplateSummary] = []
         while page := await homing.templates.list(after=found[-1].key if found else "", limit=_PAGE):
             found += page
@@ -131,7 +131,7 @@ async def _checked(options: Options) -> CheckReport:
 
     if options.tenant is None:
         return compose.check_templates(options.settings())
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         return await homing.templates.check()
 
 
@@ -147,7 +147,7 @@ async def _previewed(
             .library()
             .preview(key, _locale(settings, locale), channel, data)
         )
-    async with open_engine(options) as homing:
+    async with open_engine(options, existing=True) as homing:
         return await homing.templates.preview(key, locale=locale, channel=channel, data=data)
 
 

@@ -16,7 +16,7 @@ async def workers(options: Options, json: Json = False) -> int:
 
     settings = options.settings()
     require_existing_store(settings.store)
-    async with open_store(settings) as store:
+    async with open_store(settings, existing=True) as store:
         found = await list_workers(store)
     if json:
         print_json({"items": found})

@@ -1,4 +1,4 @@
-"""`homing db migrate|check|backup|copy`: migrates, checks, backs up and copies the store."""
+"""`homing db migrate|check|backup|copy|uninstall`: migrates, checks, copies and removes the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homing.cli.common.exit_codes import ExitCode
+from homing.cli.common.exit_codes import CliError, ExitCode
 from homing.cli.common.options import (
     Json,
     Options,
@@ -19,13 +19,15 @@ from homing.cli.common.options import (
     require_existing_store,
 )
 from homing.cli.common.screen import print_json
+from homing.cli.common.units import format_count
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
-    from homing.core.ports.stores import StoreCheckResult
+    from homing.core.ports.stores import Backend, StoreCheckResult, Uninstallation
+    from homing.settings import Settings
 
 
-db = add_command_group("db", "Migrate, check, back up and copy the store.")
+db = add_command_group("db", "Migrate, check, back up, copy and remove the store.")
 
 
 @command(db, "migrate")
@@ -35,6 +37,8 @@ async def migrate(options: Options, json: Json = False) -> int:
     store_name = redact_store_url(settings.store)
     async with open_store(settings, migrate=False) as store:
         applied = await store.migrate()
+        if applied:
+            await _store_sql_delays(store, settings)
         size = await store.size()
     if json:
         print_json({"store": store_name, "applied": applied, "schemaVersion": size["schema_version"]})
@@ -45,6 +49,29 @@ async def migrate(options: Options, json: Json = False) -> int:
     state = "now" if applied else "already"
     screen.line(f"{store_name} is {state} at schema version {size['schema_version']}")
     return ExitCode.OK
+
+
+async def _store_sql_delays(store: Backend, settings: Settings) -> None:
+    """Writes the retry delays for the new SQL functions, which return them before a worker runs.
+
+    Rules that were set at runtime count too. Later, workers keep the delays up to date.
+    """
+    from homing.core.ports.stores import Inbox
+    from homing.core.retry.presets import find_preset
+    from homing.engine.operations.policies import Policies
+    from homing.engine.operations.sql_schedule import SqlSchedule
+    from homing.engine.system_runtime import SystemClock, SystemRandomSource
+
+    if isinstance(store, Inbox):
+        policies = Policies(
+            find_preset(settings.preset),
+            settings.rules,
+            registry=store,
+            clock=SystemClock(),
+            random_source=SystemRandomSource(),
+        )
+        await policies.refresh()
+        await SqlSchedule(store, policies).store()
 
 
 @command(db, "check")
@@ -146,3 +173,70 @@ async def copy(
     state = "was already copied" if begun.progress is None else "is copied, and the counts match"
     screen.line(f"all of {source} {state}; set store to {redact_store_url(target)} and archive the file")
     return ExitCode.OK
+
+
+@command(db, "uninstall")
+async def uninstall(
+    options: Options,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove it. Without --yes, only show what would be.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Accept running workers, and functions that would fail.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Take Homing out of a PostgreSQL database, with all notifications. Objects of others stay."""
+    from homing.core.ports.stores import SupportsUninstall
+
+    settings = options.settings()
+    require_existing_store(settings.store)
+    async with open_store(settings, migrate=False) as store:
+        if not isinstance(store, SupportsUninstall):
+            raise CliError("only PostgreSQL is uninstalled; delete the file of a SQLite store")
+        plan = await store.plan_uninstallation()
+        problems = plan.problems(force=force)
+        removes = yes and not problems
+        if removes:
+            plan = await store.uninstall(force=force)
+    if json:
+        print_json(
+            {
+                "store": redact_store_url(settings.store),
+                "removed": removes,
+                "problems": problems,
+                "plan": plan,
+            }
+        )
+    else:
+        _show_uninstallation(options, plan, removed=removes)
+        for problem in problems:
+            options.notes.line(f"not possible: {problem}")
+        if plan.workers and not force:
+            options.notes.line("a worker that was killed, and a run of `homing process`, count for a minute")
+        if (plan.workers or plan.callers) and not force:
+            options.notes.line("--force accepts running workers, and functions that would fail")
+        if not removes and not problems:
+            options.screen.line("Nothing was removed. Repeat the command with --yes to remove it.")
+    return ExitCode.NO if problems else ExitCode.OK
+
+
+def _show_uninstallation(options: Options, plan: Uninstallation, *, removed: bool) -> None:
+    objects = ", ".join(
+        format_count(len(names), kind.removesuffix("s")) for kind, names in plan.objects.items()
+    )
+    left = f"of which {plan.waiting:,} {'is' if plan.waiting == 1 else 'are'} still to be sent"
+    whole = "schema" if plan.drops_schema else "contents of schema"
+    lines = [
+        ("removed" if removed else "removes", f"{whole} {plan.schema}: {objects}"),
+        ("", f"{format_count(plan.notifications, 'notification')}, {left}"),
+        ("", f"cron jobs: {', '.join(plan.cron_jobs)}" if plan.cron_jobs else ""),
+        ("stays", f"roles of tenants: {', '.join(plan.roles)}" if plan.roles else ""),
+        (
+            "stays",
+            f"callers, which only warn: {', '.join(plan.guarded_callers)}" if plan.guarded_callers else "",
+        ),
+    ]
+    for name, text in lines:
+        if text:
+            options.screen.line(f"{name:<8} {text}")

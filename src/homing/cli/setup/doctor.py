@@ -25,7 +25,7 @@ from homing.cli.common.options import (
     require_existing_store,
 )
 from homing.cli.common.screen import print_json
-from homing.cli.common.units import format_count
+from homing.cli.common.units import format_count, format_local_time
 from homing.cli.root import app
 from homing.core.durations import format_duration
 
@@ -88,7 +88,8 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, providers and sinks.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, templates, providers
+    and sinks.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
@@ -130,12 +131,14 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     has_store = True
     try:
         require_existing_store(settings.store)
-        async with open_store(settings) as store:
+        async with open_store(settings, existing=True) as store:
             async for finding in _about_store(settings, store):
                 yield finding
     except HomingError as error:
         yield DoctorFinding(name="store", ok=False, detail=one_line(str(error)))
         has_store = False
+    if settings.templates.folder:
+        yield _about_templates(settings)
     async for finding in _about_providers(settings):
         yield finding
     if (sinks := _about_sinks(settings)) is not None:
@@ -143,6 +146,27 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
+
+
+def _about_templates(settings: Settings) -> DoctorFinding:
+    """Checks that all templates of the folder exist in all locales and render with their sample data."""
+    from homing.compose import templates
+    from homing.core.errors import HomingError
+
+    try:
+        report = templates.check_templates(settings)
+    except HomingError as error:
+        return DoctorFinding(name="templates", ok=False, detail=one_line(str(error)))
+    detail = f"{format_count(len(report.keys), 'template')} in {', '.join(report.locales)}"
+    if report.good:
+        return DoctorFinding(name="templates", ok=True, detail=detail)
+    first, number = report.findings[0].message, len(report.findings)
+    return DoctorFinding(
+        name="templates",
+        ok=False,
+        detail=f"{detail}: {format_count(number, 'problem')}, first: {one_line(first)}",
+        advice="run `homing templates check` and fix them",
+    )
 
 
 def _settings_file() -> str:
@@ -230,30 +254,44 @@ async def _clock(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
-    closed, stopped = [], []
+    from homing.core.routing.breaker import Phase, phase_now, reopens_at
+    from homing.core.times import moment
+
+    stopped, now = [], await store.now_ms()
     for provider, state in sorted((await store.breakers()).items()):
+        phase = phase_now(state, now)
         if state.forced is not None:
             stopped.append(f"{provider} is held {state.forced.value} by {state.forced_by}")
-        elif state.phase.value != "closed":
-            stopped.append(f"{provider} is {state.phase.value}")
-        else:
-            closed.append(provider)
+        elif phase is Phase.OPEN and (until := reopens_at(state)) is not None:
+            stopped.append(f"{provider} is open until {format_local_time(moment(until))}")
+        elif phase is not Phase.CLOSED:
+            stopped.append(f"{provider} is {phase.value}")
     if stopped:
         return DoctorFinding(
             name="breakers",
             ok=False,
             detail="; ".join(stopped),
-            advice="check the provider; `homing list --status retrying` lists what waits",
+            advice="check the provider; `homing list --status pending --status retrying` lists what waits",
         )
     return DoctorFinding(name="breakers", ok=True, detail="all closed")
 
 
 async def _late(settings: Settings, store: Backend) -> DoctorFinding:
     """Detects a missing worker by heartbeats, and by notifications that stay due for too long."""
-    from homing.engine.operations.workers import OVERDUE_AFTER_MS, count_live_workers, find_overdue_ms
+    from homing.engine.operations.workers import (
+        OVERDUE_AFTER_MS,
+        count_live_workers,
+        find_overdue_ms,
+        find_unattended_ms,
+    )
 
-    late_ms, live = await find_overdue_ms(store), await count_live_workers(store)
-    ok = late_ms <= OVERDUE_AFTER_MS
+    live = await count_live_workers(store)
+    if live:
+        late_ms, limit_ms = await find_overdue_ms(store), OVERDUE_AFTER_MS
+    else:
+        limit_ms = settings.thresholds.unattended_ms
+        late_ms = await find_unattended_ms(store, enough_ms=limit_ms)
+    ok = late_ms <= limit_ms
     workers = f"{format_count(live, 'live worker')}" if live else "no live worker"
     late = "nothing is" if ok else f"the oldest due notification is {format_duration(late_ms)}"
     advice = ""

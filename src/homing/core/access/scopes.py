@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from homing.core.errors import InvalidRequest
 
-TENANT_PATTERN = "^[a-z0-9][a-z0-9._-]{0,62}$"
+TENANT_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 _TENANT = re.compile(TENANT_PATTERN.removesuffix("$") + r"\Z")
 
@@ -52,7 +52,8 @@ class Caller(Struct, frozen=True, kw_only=True):
 def check_tenant(name: Any, where: str = "tenant") -> str:
     """Returns the name. Raises `InvalidRequest` unless it is a valid name for a new tenant."""
     if not isinstance(name, str) or not _TENANT.match(name):
-        raise InvalidRequest(where, "must have 1 to 63 characters (a-z 0-9 . _ -) and start with a-z or 0-9")
+        allowed = "1 to 63 letters a-z and A-Z, digits and . _ - and start with a letter or digit"
+        raise InvalidRequest(where, f"must have {allowed}")
     return name
 
 

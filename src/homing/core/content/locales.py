@@ -33,27 +33,46 @@ class LocalePolicy(Struct, frozen=True, kw_only=True):
     tenant_defaults: Mapping[str, str] = field(default_factory=dict)
     """Default locale by tenant. For a tenant that is not listed, `default` applies."""
     reject_unmatched: bool = False
-    """True if a request whose Accept-Language matches no declared locale is rejected. If False, the
-    request gets the default locale."""
+    """True if a request is rejected whose recipient's locale or Accept-Language matches no declared locale.
+    If False, the request gets the default locale."""
 
     def resolve(self, tenant: str, preferred: str | None, accept_language: str | None) -> str:
         """Returns the declared locale that matches the recipient's preference, or else Accept-Language.
 
-        If neither matches, this is the default of the tenant, or else that of the project. In this case,
-        raises `InvalidRequest` instead if `reject_unmatched` is set and the header names languages.
+        If neither matches, this is the default of the tenant, or else that of the project. If
+        `reject_unmatched` is set, raises `InvalidRequest` if a preference, or a header that names languages,
+        does not match.
         """
-        if preferred and (found := find_locale([normalize_locale(preferred)], self.declared)):
-            return found
+        if preferred:
+            if found := self._match_preference(preferred):
+                return found
+            self.check_preference(preferred)
         ranges = list(parse_accept_language(accept_language or ""))
         wanted = [name for name, weight in ranges if weight > 0]
         if found := find_locale(wanted, self.declared, [name for name, weight in ranges if weight == 0]):
             return found
         if self.reject_unmatched and ranges and ANY not in wanted:
-            offered = ", ".join(self.declared)
-            raise InvalidRequest(
-                "acceptLanguage", f"matches none of the available locales, which are {offered}"
-            )
+            raise InvalidRequest("acceptLanguage", self._offer())
         return self.tenant_defaults.get(tenant, self.default)
+
+    def check_preference(self, preferred: str) -> None:
+        """Raises `InvalidRequest` if messages to a recipient with this locale would be rejected."""
+        if self.reject_unmatched and self._match_preference(preferred) is None:
+            raise InvalidRequest("recipient.locale", self._offer())
+
+    def _match_preference(self, preferred: str) -> str | None:
+        """Returns the declared locale for a preference, or None.
+
+        A preference for a language alone also matches a regional variant, if only one is declared.
+        """
+        wanted = normalize_locale(preferred)
+        if found := find_locale([wanted], self.declared):
+            return found
+        variants = [tag for tag in self.declared if tag.lower().startswith(f"{wanted.lower()}-")]
+        return variants[0] if len(variants) == 1 else None
+
+    def _offer(self) -> str:
+        return f"matches none of the available locales, which are {', '.join(self.declared)}"
 
 
 def normalize_locale(locale: str) -> str:

@@ -152,6 +152,9 @@ class Preview(Struct, frozen=True, kw_only=True, rename="camel"):
 class ManagedRenderer(Renderer, Protocol):
     """A renderer for templates of the tenants and of a folder."""
 
+    async def channels(self, tenant: str, key: str) -> frozenset[Channel]:
+        """Returns the channels for which a template is written, in any locale. Empty if it does not exist."""
+
     async def shared(self) -> Mapping[str, TemplateSummary]:
         """Returns summaries of the templates of the folder, by key."""
 

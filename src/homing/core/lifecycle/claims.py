@@ -52,6 +52,9 @@ class NewNotification(Struct, frozen=True, gc=False):
     refused: bool = False
     """True if the request cannot be accepted but came from the SQL inbox or the spool, whose writers get no
     error message. The notification is then stored as a dead letter."""
+    delay_from: int | None = None
+    """Store time from which `delay_ms` counts, if another system's last attempt failed before acceptance.
+    None if it counts from acceptance."""
 
 
 class Submission(Struct, frozen=True, gc=False):
@@ -71,7 +74,11 @@ class Submission(Struct, frozen=True, gc=False):
 
 
 class Acceptance(Struct, frozen=True, gc=False):
-    """The store's result for one submission. `ids` are in the order of its notifications."""
+    """The store's result for one submission.
+
+    `ids` are in the order of its notifications, or in that of the first request if its idempotency key is
+    repeated. The first request may have made another number of notifications.
+    """
 
     batch_id: str
     ids: tuple[str, ...]
@@ -105,8 +112,8 @@ class StoredRequest(Struct, frozen=True, array_like=True):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field equals the row's field of the same name. `holds` is a copy, and `spent` also has
-    the refusals that an earlier release has stored as holds.
+    From `id` on, each field but the last equals the row's field of the same name. `holds` is a copy, and
+    `spent` also has the refusals that an earlier release has stored as holds.
     """
 
     message: Message
@@ -166,6 +173,9 @@ class Claim(Struct, frozen=True, gc=False):
     row's own dict, which must not be changed."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Provider → time until which its `Retry-After` forbids an attempt."""
+    moved_from: str = ""
+    """Set by the worker: provider of the row when it was claimed, if `provider` was chosen instead before the
+    attempt. Otherwise empty."""
 
 
 def provider_key(id: str, bounce_floor: int) -> str:
@@ -278,6 +288,11 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     `ProviderCapacity.new_outlets` limits them."""
     limit: int | None = None
     """Maximum number of rows of all lanes together. None if only the capacity limits the claim."""
+    tenant: str | None = None
+    """Tenant whose rows are claimed. None if the rows of all tenants are."""
+    ids: frozenset[str] | None = None
+    """Ids of the only rows that are claimed if they are due, the earliest due first. They are not dealt
+    fairly between tenants. None if all due rows may be claimed."""
 
 
 LEASE_MARGIN_MS = 10_000

@@ -22,6 +22,8 @@ class CommandName(StrEnum):
     RESCHEDULE = "reschedule"
     RESOLVE = "resolve"
     """Sets an `in_doubt` notification to `sent` or `failed`."""
+    FAIL = "fail"
+    """Ends a waiting or `in_doubt` notification as a dead letter."""
 
 
 class Command(Struct, frozen=True, kw_only=True):

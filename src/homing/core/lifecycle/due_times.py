@@ -31,6 +31,8 @@ def accepted_due_times(batch: Sequence[Submission], answers: Sequence[Acceptance
     for submission, answer in zip(batch, answers, strict=True):
         if submission.lease_to is not None or answer.conflict:
             continue
+        if len(answer.ids) != len(submission.notifications):
+            continue  # a repeated request that would make another number of notifications by now
         old = answer.duplicates
         for new, id_ in zip(submission.notifications, answer.ids, strict=True):
             if new.refused or (old and id_ in old):

@@ -110,10 +110,34 @@ class Settlement(Struct, frozen=True, gc=False):
     last_delay_ms: int = 0
     """Backoff delay that was drawn. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Time for which the attempt's provider must not be tried again because of its `Retry-After`. Set only if
-    the next attempt goes to another provider. Otherwise 0."""
+    """Time for which the attempt's provider must not be tried again because of its `Retry-After`."""
     puts: tuple[RegistryPut, ...] = ()
     """Reference data to write in the same transaction."""
+
+
+class FailureReport(Struct, frozen=True, kw_only=True, gc=False):
+    """A provider's report that a message which it had taken failed, and what follows.
+
+    Logs and metrics use it.
+    """
+
+    id: str
+    """Id of the notification."""
+    provider: str
+    """Provider that reported the failure."""
+    event: str
+    """`failed` or `spam_report`."""
+    outcome: OutcomeKind | None
+    """Class of the error code. None if the provider's error table does not list the code."""
+    error_code: str | None
+    elapsed_ms: int
+    """Time from the start of the attempt until the report was applied."""
+    status: Status
+    """Status of the notification after the report."""
+    next_provider: str
+    """Provider of the next attempt if the report has scheduled one, otherwise empty."""
+    delay_ms: int
+    """Wait before that attempt. 0 if the attempt is due at once, or if there is none."""
 
 
 class SettleResult(Struct, frozen=True):
@@ -124,3 +148,5 @@ class SettleResult(Struct, frozen=True):
     """Settlements that were not applied, because the row has a newer token or is not `sending`."""
     missing: tuple[str, ...] = ()
     """Settlements that were not applied, because the row does not exist."""
+    failures: tuple[FailureReport, ...] = ()
+    """Failures that providers had reported before the settlements. They were applied together with these."""

@@ -422,6 +422,7 @@ def apply_receipt(row: Row, decision: ReceiptDecision, receipt: Receipt, now: in
             if not decision.free_move:
                 row.last_delay_ms = decision.last_delay_ms
             row.sent_at = None
+            row.first_failed_at = row.first_failed_at or now
             row.aged_from = now
             wait_until(row, now + decision.delay_ms)
         else:

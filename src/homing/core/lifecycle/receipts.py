@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Struct, field
 
 from homing.core.bounds import NOT_A_SETTING, Count, DurationMs
+from homing.core.lifecycle.outcomes import FailureReport
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.routing.failover import Route
 
@@ -84,6 +85,8 @@ class ReceiptResult(Struct, frozen=True):
     orphaned: tuple[str, ...] = ()
     """Receipts stored for later, because the message is not known yet or its notification is `sending`. The
     settlement of the attempt applies them."""
+    failures: tuple[FailureReport, ...] = ()
+    """Failures that were applied: those of this batch, and earlier ones whose attempt it has made known."""
 
 
 class Callback(Struct, frozen=True, kw_only=True):

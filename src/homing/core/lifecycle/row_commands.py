@@ -29,13 +29,14 @@ def apply_command(row: Row, order: Command, now: int) -> Change | None:
     match order.name:
         case CommandName.CANCEL if before is Status.SENDING:
             row.cancel_requested = True
-        case CommandName.CANCEL:
+        case CommandName.CANCEL | CommandName.FAIL:
             row.status, row.reason = after, Reason.OPERATOR
             finish(row, now)
         case CommandName.RETRY:
             after = _retry(row, order, now)
         case CommandName.RESCHEDULE:
             row.aged_from = max(row.aged_from, now + order.delay_ms)  # the age counts from then on
+            row.holds = {one: until for one, until in row.holds.items() if one != row.provider}
             wait_until(row, now + order.delay_ms)
         case CommandName.ACKNOWLEDGE:
             _acknowledge(row, order, now)
@@ -77,6 +78,7 @@ def resent_row(row: Row, order: Command, now: int) -> Change:
         bounce_always=None,
         bounce_min_ms=None,
         bounce_max_ms=None,
+        first_failed_at=None,
         unknown_bounce=0,
         failures_here=0,
         moves=0,
@@ -126,6 +128,7 @@ def _retry(row: Row, order: Command, now: int) -> Status:
         row.cancel_requested = False
         row.acknowledged_at = row.acknowledged_by = row.acknowledged_why = None
         row.aged_from = now
+        row.first_failed_at = now if row.attempts > row.attempts_before else None
         if row.expires_at is not None and row.expires_at <= now:
             row.expires_at = None
     row.holds = {}

@@ -7,11 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from homing.core.lifecycle import events
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Message, Status
 
 # Looked up once: up to Python 3.11, `Status.FAILED` calls a method written in Python.
 _SENDING, _FAILED = Status.SENDING, Status.FAILED
+
+_ENGAGEMENT = {ReceiptEvent.OPEN.value: "opened", ReceiptEvent.CLICK.value: "clicked"}
+"""Field of `RollUp` that counts a receipt, by the name of the receipt's event."""
 
 
 def has_events(change: Change, subscribed: Collection[str]) -> bool:
@@ -77,6 +81,8 @@ def roll_up_counts(change: Change) -> Mapping[str, int]:
         del sums["retried"]  # postponed, not retried
     if change.bounced:
         sums["bounced"] = 1
+    if change.cause is not None and change.cause.kind == "receipt" and change.cause.name in _ENGAGEMENT:
+        sums[_ENGAGEMENT[change.cause.name]] = 1
     return sums
 
 

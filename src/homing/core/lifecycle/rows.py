@@ -114,6 +114,10 @@ class Row(Struct, gc=False):
     a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of the wait of `bounce_min_ms`. None if that is None."""
+    first_failed_at: int | None = None
+    """Time of the first failure: of the first attempt, or the receipt that reported it. None before that, and
+    in rows whose first attempt was settled by a version of Homing that did not write it. If a command reopens
+    the row, its failures count from then."""
     unknown_bounce: int = 0
     """Number of the attempt after whose receipt, with an unlisted error code, the notification was sent
     again. 0 if there is none. The next unlisted code is final."""
@@ -147,15 +151,17 @@ If the values of two notifications with the same tenant and lease are equal, the
 batch and address.
 """
 
-_as_claimed = attrgetter(*Claim.__struct_fields__[3:-2])
-"""Reads the fields of a row that its claim has from `id` on, except `spent` and `holds`, its last ones."""
+_CLAIMED = Claim.__struct_fields__[3 : Claim.__struct_fields__.index("spent")]
+"""The fields of a row that its claim has from `id` on, except `spent` and `holds`."""
+
+_as_claimed = attrgetter(*_CLAIMED)
 
 
 _ATTEMPTS, _SPENT, _HOLDS, _STARTED_AT = map(
     Row.__struct_fields__.index, ("attempts", "spent", "holds", "started_at")
 )
 
-_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-2]))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, _CLAIMED))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
@@ -208,7 +214,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     row.send_at, row.expires_at, row.resend_of = new.send_at, new.expires_at, new.resend_of
     if new.refused:
         return _reject(row, now)
-    wait_until(row, max(start, now + new.delay_ms))
+    wait_until(row, max(start, (now if new.delay_from is None else new.delay_from) + new.delay_ms))
     change = record_change(row, None, 0, now)
     if submission.lease_to is not None:
         lease(row, submission.lease_to, submission.lease_ms, now)
@@ -320,6 +326,8 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         row.last_attempt_at = now
         if after not in SUCCESSFUL:
             row.last_error, row.error_code = attempt.error, attempt.error_code
+            is_first = attempt.number == row.attempts_before + 1
+            row.first_failed_at = now if is_first else row.first_failed_at
         if settlement.bounce_always is not None:
             row.bounce_always = settlement.bounce_always
         if settlement.bounce_max_ms is not None:
@@ -397,7 +405,7 @@ def finish(row: Row, now: int) -> None:
     row.cancel_requested = row.cancel_requested and status is _SENT  # a receipt may still report a failure
     if status in SUCCESSFUL:
         row.sent_at = now if status is _SENT else row.sent_at or now
-        row.failed_at = row.last_error = row.error_code = None
+        row.failed_at = None  # the error of an earlier attempt stays
         if status is _DELIVERED:
             row.delivered_at = now
     elif status is _FAILED:

@@ -78,6 +78,7 @@ COMMANDS: dict[CommandName, dict[Status, Status]] = {
     },
     CommandName.RESCHEDULE: {S.PENDING: S.PENDING, S.RETRYING: S.RETRYING},
     CommandName.RESOLVE: {S.IN_DOUBT: S.SENT},  # or FAILED, as the command specifies
+    CommandName.FAIL: {S.PENDING: S.FAILED, S.RETRYING: S.FAILED, S.IN_DOUBT: S.FAILED},
 }
 """Command → status before it → status after it. A status that is not listed does not permit the command."""
 

@@ -57,6 +57,7 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] |
         expires_at=optional_moment(row.expires_at),
         next_retry_at=optional_moment(row.due_at),
         last_attempt_at=optional_moment(row.last_attempt_at),
+        first_failed_at=optional_moment(row.first_failed_at),
         sent_at=optional_moment(row.sent_at),
         delivered_at=optional_moment(row.delivered_at),
         failed_at=optional_moment(row.failed_at),

@@ -43,7 +43,10 @@ class Observer(Protocol):
         """
 
     def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Called after receipts of one provider were processed. `result` groups their event ids by result."""
+        """Called after receipts of one provider were processed. `result` groups their event ids by result.
+
+        Also called, without receipts, if a settlement has applied failures that were reported before it.
+        """
 
     def callback_unreadable(self, provider: str, events: int) -> None:
         """Called after a verified callback of this provider with `events` events that could not be read."""
@@ -121,7 +124,7 @@ class QueueDepths(Struct, frozen=True, kw_only=True):
 
     statuses: Mapping[Status, int]
     oldest_retry_ms: int | None
-    """Longest time that a waiting retry has waited since its last attempt. None if no retry waits."""
+    """Longest time since the first failure of a waiting retry. None if no retry waits."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):

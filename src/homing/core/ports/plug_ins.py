@@ -26,8 +26,8 @@ class Directory(Protocol):
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
         """Returns reasons to skip or postpone a notification, time zones and quiet hours, by notification id.
 
-        Called once per claimed batch, before the attempts. A notification without any such facts may be
-        absent from the result.
+        Called once per claimed batch, before the attempts, and once per settled batch with the failed pushes
+        that would be retried. A notification without any such facts may be absent from the result.
         """
 
 

@@ -46,7 +46,12 @@ class Delivery(Struct, frozen=True, gc=False):
 
 
 class Provider(Protocol):
-    """Sends messages over one vendor or protocol. This is the only I/O of an attempt."""
+    """Sends messages over one vendor or protocol. This is the only I/O of an attempt.
+
+    A provider whose `send` always returns within `delivery.timeout_ms` may have an attribute `ends_in_time`
+    that is True. The engine then gives it a little longer before it aborts the attempt, because only the
+    provider knows whether the request was written.
+    """
 
     async def send(self, delivery: Delivery) -> Outcome:
         """Sends one message and returns the outcome.

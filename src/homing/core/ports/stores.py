@@ -32,7 +32,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.core.times import check_duration_ms
 
 
@@ -54,8 +54,11 @@ class Store(Protocol):
     async def close(self) -> None:
         """Releases connections and threads. No method is called afterwards."""
 
-    async def migrate(self) -> tuple[str, ...]:
-        """Applies the missing schema migrations and returns their names. Idempotent and forward only."""
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
+        """Applies the missing schema migrations and returns their names. Idempotent and forward only.
+
+        Raises `SchemaError` if there is no schema yet and `create` is False.
+        """
 
     async def now_ms(self) -> int:
         """Returns the current time of the store's clock, in epoch milliseconds."""
@@ -98,7 +101,8 @@ class Store(Protocol):
         Each leased row gets the next attempt number, a new token and the status `sending`, which are
         committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
         outlet come first. Priority rows of all lanes come before standard rows, and these before bulk rows.
-        The tenants of a provider take turns, so that none starves. The request limits the number of rows.
+        The tenants of a provider take turns, so that none starves. The request limits the number of rows, and
+        may choose the rows of one tenant or single rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
@@ -226,20 +230,36 @@ class Store(Protocol):
         With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
         """
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         """Returns the `pending` and `retrying` notifications, soonest due first.
 
+        If `tenant` is None, those of all tenants are returned.
         If `ready` is True, only those already due are returned. If it is False, only those not
         yet due are returned.
+        """
+
+    async def count_due(self, tenant: str | None) -> Mapping[Status, int]:
+        """Returns the number of waiting notifications that are due now, by status.
+
+        A status without any is left out. If `tenant` is None, those of all tenants are counted.
         """
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+    async def error_groups(
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
-        The largest group comes first. The newest dead letter of each group is its example.
+        The largest group comes first. The newest dead letter of each group is its example. With the status
+        `retrying`, what waits for a retry is grouped instead, the newest by its last attempt.
+        """
+
+    async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
+        """Returns notifications that wait for a retry, due or not, that with the oldest last attempt first.
+
+        The page has no cursor.
         """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
@@ -248,9 +268,22 @@ class Store(Protocol):
         If `tenant` is None, the roll-ups of all tenants are returned.
         """
 
-    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        """Returns when the longest-waiting `retrying` notification was last attempted, or None if none waits.
+    async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
+        """Returns how many notifications met the latency goal of their mode, per hour of the last `since_ms`.
 
+        The oldest hour comes first. If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
+        """Returns the number of unacknowledged dead letters, and the time of the oldest.
+
+        If `tenant` is None, those of all tenants are considered.
+        """
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        """Returns the earliest `first_failed_at` of a `retrying` notification, or None if there is none.
+
+        A notification without one counts from its last attempt. Attempts made elsewhere do not count.
         If `tenant` is None, all tenants are considered.
         """
 
@@ -451,6 +484,61 @@ class SupportsChecks(Protocol):
         """
 
 
+class Uninstallation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the removal of Homing from a database takes away, what it leaves, and what prevents it."""
+
+    schema: str
+    objects: Mapping[str, tuple[str, ...]]
+    """Names of Homing's own objects, by kind: tables, views, functions, sequences."""
+    drops_schema: bool
+    """False if the schema belongs to another role. It then stays, empty."""
+    notifications: int
+    """Number of notifications that are deleted."""
+    waiting: int
+    """Number of those that are still to be sent."""
+    cron_jobs: tuple[str, ...] = ()
+    """Names of pg_cron jobs in this database that call Homing. They are unscheduled."""
+    roles: tuple[str, ...] = ()
+    """Roles of tenants. They lose their rights on the schema, and stay."""
+    guarded_callers: tuple[str, ...] = ()
+    """Functions outside the schema that call Homing and catch the error if it is gone. They stay."""
+    callers: tuple[str, ...] = ()
+    """Functions outside the schema that call Homing and would fail without it."""
+    workers: tuple[str, ...] = ()
+    """Workers that are running."""
+    foreign: tuple[str, ...] = ()
+    """Objects in the schema that Homing has not created."""
+    dependents: tuple[str, ...] = ()
+    """Objects outside the schema that depend on it, such as views."""
+
+    def problems(self, *, force: bool = False) -> tuple[str, ...]:
+        """Returns what prevents the removal.
+
+        `force` accepts running workers and functions that would fail.
+        """
+        found = []
+        if self.foreign:
+            found.append(f"schema {self.schema} contains objects of others: {', '.join(self.foreign)}")
+        if self.dependents:
+            found.append(f"objects of others depend on it: {', '.join(self.dependents)}")
+        if self.callers and not force:
+            found.append(f"functions call it and would fail: {', '.join(self.callers)}")
+        if self.workers and not force:
+            found.append(f"workers are running: {', '.join(self.workers)}")
+        return tuple(found)
+
+
+@runtime_checkable
+class SupportsUninstall(Protocol):
+    """A store that can be removed from a database that others use as well."""
+
+    async def plan_uninstallation(self) -> Uninstallation:
+        """Returns what `uninstall` would do. Changes nothing."""
+
+    async def uninstall(self, *, force: bool) -> Uninstallation:
+        """Removes all of Homing. Raises `CommandRefused`, and changes nothing, if something prevents it."""
+
+
 class InboxEntryKind(StrEnum):
     """What an inbox entry requests."""
 
@@ -459,6 +547,7 @@ class InboxEntryKind(StrEnum):
     ACKNOWLEDGE = "acknowledge"
     RESEND = "resend"
     CLEANUP = "cleanup"
+    FAIL = "fail"
 
 
 class InboxEntry(Struct, frozen=True, kw_only=True):
@@ -474,6 +563,8 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
     """Id of the notification that a command applies to. None for a send request."""
     request: str = "{}"
     """Send request as JSON, in the format of the API and not yet validated. Empty object for a command."""
+    enqueued_at: int = 0
+    """Time at which the entry was written, by the store's clock."""
     already_failed: bool = False
     """True if the first attempt was made, and failed, before the entry was written."""
     last_error: str | None = None
@@ -494,6 +585,26 @@ class AcceptedEntry(Struct, frozen=True):
     request. None if `submission` has no idempotency key."""
 
 
+class InboxAcceptance(Struct, frozen=True):
+    """Result of `Inbox.accept_inbox`."""
+
+    entries: int
+    """Number of entries that still existed, and are removed now."""
+    refused: int = 0
+    """Number of those whose request became a dead letter."""
+
+
+class RetryRule(Struct, frozen=True, kw_only=True):
+    """The retry delays of notifications that match these keys, of which `*` matches everything."""
+
+    tenant: str
+    type: str
+    origin: str
+    channel: str
+    priority: str
+    delays_ms: tuple[int, ...]
+
+
 @runtime_checkable
 class Inbox(Protocol):
     """A store that other programs can write to by SQL.
@@ -506,8 +617,11 @@ class Inbox(Protocol):
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         """Leases the oldest entries. No other worker gets them before the lease expires."""
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
-        """Accepts the submissions whose entries still exist, and returns how many there were."""
+    async def count_inbox(self, tenant: str | None) -> int:
+        """Returns the number of send requests in the inbox, of one tenant, or of all if it is None."""
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
+        """Accepts the submissions whose entries still exist, and removes these entries."""
 
     async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
         """Applies the command of an entry. Returns None if another worker has already applied it."""
@@ -515,8 +629,11 @@ class Inbox(Protocol):
     async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         """Removes processed entries that no other call removes, such as `cleanup` requests."""
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
-        """Stores the retry delays of the default policy, so that SQL functions can return them."""
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        """Stores the retry delays of the default policy and of all rules, for SQL functions and views.
+
+        The first of `rules` that matches a notification applies to it.
+        """
 
 
 class SinkRegistration(Struct, frozen=True, kw_only=True):
@@ -613,6 +730,11 @@ class Retention(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             check_duration_ms(getattr(self, name), f"retention.{name}")
+
+    @classmethod
+    def of_age(cls, age_ms: int) -> Retention:
+        """Returns the retention by which everything but events is kept for this long."""
+        return cls(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
     def age_ms(self, status: Status) -> int:
         """Returns how long a notification in this final status is kept."""

@@ -17,8 +17,25 @@ def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
     """Returns the capped delay after the attempt with this number, before jitter. The first attempt is 1."""
     if attempt < 1:
         return 0
-    cap = min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
+    cap = _cap_ms(policy)
     return max(0, min(_grow(policy, attempt, cap), cap))
+
+
+def base_delays_ms(policy: RetryPolicy, number: int) -> tuple[int, ...]:
+    """Returns the results of `base_delay_ms` for the first `number` attempts.
+
+    Does not compute a delay that is the same from some attempt on again and again.
+    """
+    cap, backoff = _cap_ms(policy), policy.backoff
+    grows = backoff in (Backoff.EXPONENTIAL, Backoff.LINEAR)
+    last = {Backoff.FIBONACCI: len(_FIBONACCI), Backoff.FIXED: len(policy.steps_ms)}.get(backoff)
+    delays: list[int] = []
+    for attempt in range(1, number + 1):
+        delays.append(base_delay_ms(policy, attempt))
+        if attempt == last or (grows and delays[-1] == cap):
+            delays += delays[-1:] * (number - attempt)
+            break
+    return tuple(delays)
 
 
 def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tuple[int, int]:
@@ -39,14 +56,17 @@ def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tupl
             return delay // 2, delay
         case Jitter.DECORRELATED:
             low = base_delay_ms(policy, 1)
-            cap = min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
-            return low, max(low, min(cap, 3 * max(last_delay_ms, low)))
+            return low, max(low, min(_cap_ms(policy), 3 * max(last_delay_ms, low)))
 
 
 def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
     """Returns the delay with jitter. The cap applies before jitter, so the result may exceed the cap."""
     low, high = bounds_ms(policy, attempt, last_delay_ms)
     return low + int(u * (high - low))
+
+
+def _cap_ms(policy: RetryPolicy) -> int:
+    return min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
 
 
 def _call_policy(policy: RetryPolicy, attempt: int, cap: int) -> int:

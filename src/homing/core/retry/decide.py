@@ -1,7 +1,8 @@
 """Decides the result of a claim: a `Settlement` with the new status, delay, provider and registry writes.
 
 `check_before_attempt` decides whether an attempt is made at all. `decide` turns the outcome of an attempt
-into a success, retry, failover, dead letter, expiry or doubt.
+into a success, retry, failover, dead letter, expiry or doubt. `skip_retry` replaces the retry of a failed
+push whose device has become inactive.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.effects import outcome_effects
 from homing.core.lifecycle.outcomes import AttemptRecord, Outcome, RegistryPut, Settlement
-from homing.core.notifications import UNREADABLE_MESSAGE, Mode, Notification, OutcomeKind, Reason, Status
+from homing.core.notifications import (
+    UNREADABLE_MESSAGE,
+    Channel,
+    Mode,
+    Notification,
+    OutcomeKind,
+    Reason,
+    Status,
+)
 from homing.core.recipients.quiet_hours import Window
 from homing.core.retry.backoff import bounds_ms, delay_ms
 from homing.core.retry.policy import BounceFailover, FailoverWait, OnTimeout, RetryPolicy
@@ -34,6 +43,8 @@ _PERMANENT: dict[OutcomeKind, Reason] = {
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 
 _ACCEPTED, _SENT, _DELIVERED = OutcomeKind.ACCEPTED, Status.SENT, Status.DELIVERED
+
+_PUSH, _RETRYING = Channel.PUSH, Status.RETRYING
 
 _IN_DOUBT, _ALWAYS = Status.IN_DOUBT, BounceFailover.ALWAYS
 
@@ -171,6 +182,28 @@ def wait_for_next_round(claim: Claim, policy: RetryPolicy, route: Route, *, now:
     )
 
 
+def is_push_retry(settlement: Settlement, claim: Claim) -> bool:
+    """Returns True if the settlement schedules a retry of a push whose attempt has failed."""
+    return claim.channel is _PUSH and settlement.status is _RETRYING and settlement.attempt is not None
+
+
+def skip_retry(settlement: Settlement, claim: Claim, reason: Reason) -> Settlement:
+    """Returns the settlement of a failed attempt that is not retried, because of its device or recipient."""
+    return Settlement(
+        id=settlement.id,
+        token=settlement.token,
+        worker=settlement.worker,
+        started_at=settlement.started_at,
+        status=Status.SKIPPED,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        max_age_ms=settlement.max_age_ms,
+        reason=reason,
+        attempt=settlement.attempt,
+        bounce_always=settlement.bounce_always,
+    )
+
+
 def settle_timed_out(claim: Claim, policy: RetryPolicy) -> Settlement:
     """Returns the settlement of a synchronous send whose time ran out before anything was sent."""
     return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_TIMEOUT)
@@ -260,7 +293,7 @@ def _settle_retry(
         moves=claim.moves + at_once,
         free_move=at_once,
         last_delay_ms=claim.last_delay_ms if at_once else backoff_ms,
-        hold_ms=retry_after_ms if step.provider != here else 0,
+        hold_ms=retry_after_ms,  # even if the delay covers it: a receipt may end this wait
         max_age_ms=policy.max_age_ms,
         bounce_always=policy.bounce_failover is _ALWAYS,
         # Earlier messages may still turn out to be taken, and fail then.

@@ -2,13 +2,14 @@
 
 The policy is resolved again at each decision, from the notification's match keys. The user's most specific
 rule wins. A field that this rule leaves out comes from the most specific rule of the preset, then from the
-mode, then from the defaults of `RetryPolicy`. For synchronous notifications, timeout and number of attempts
-always come from the mode.
+mode, then from the defaults of `RetryPolicy`. If no rule of the preset matches, its fallback rule takes their
+place, but the mode comes before it. For synchronous notifications, timeout and number of attempts always come
+from the mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from msgspec.structs import force_setattr, replace
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS
 from homing.core.notifications import Channel, Mode, Priority
+from homing.core.routing.delivery_modes import mode_of
 from homing.core.times import LONGEST_MS, LONGEST_TIMEOUT_MS, duration_problem
 
 
@@ -108,7 +110,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     timeout_ms: int = 30_000
     """Maximum duration of one attempt."""
     on_timeout: OnTimeout = OnTimeout.RETRY
-    max_age_ms: int = 86_400_000
+    max_age_ms: int = 2 * 86_400_000
     """Age after which a notification that no provider has accepted becomes a dead letter."""
     bounce_failover: BounceFailover = BounceFailover.UNLESS_RECIPIENT
     call: DelayFunction | None = None
@@ -218,13 +220,23 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class Preset(Struct, frozen=True, kw_only=True):
-    """A named set of rules. `fallback` names the rule for notifications that match no other rule."""
+    """A named set of rules.
+
+    `fallback` names the rule for notifications that match no other rule. Their timeout and number of attempts
+    come from their mode.
+    """
 
     name: str
     rules: tuple[Rule, ...]
     fallback: str
     reject_unmatched_locale: bool = False
     """True if a request whose Accept-Language matches no locale is rejected by default."""
+    sent_retention_ms: int | None = None
+    """How long `sent` notifications are kept unless the settings say so. None means the usual time."""
+    requires_all_locales: bool = False
+    """True if the service and the worker do not start while a template is missing in a declared locale."""
+    default_channel: str = ""
+    """Channel of requests that name none, or `both`. Empty if such requests are rejected."""
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
@@ -268,6 +280,35 @@ class PolicyBook:
         """Returns the policy for these keys."""
         return self._cached(keys, mode).policy
 
+    def combinations(self) -> Iterator[tuple[Rule, RetryPolicy]]:
+        """Yields every combination of a user's rule and a rule of the preset, with the resulting policy.
+
+        A combination is a rule that matches what both match. The first combination that matches a
+        notification has its number of attempts and its delays, unless the request sets `bulk`.
+        """
+        everything = Rule(name="*")
+        for mine in (*sorted(self.rules, key=_specificity, reverse=True), None):
+            for below in (*sorted(self.preset.rules, key=_specificity, reverse=True), None):
+                one, other = mine or everything, below or everything
+                if one.overlaps_with(other):
+                    yield from self._by_priority(_intersection(one, other), mine, below)
+
+    def _by_priority(
+        self, both: Rule, mine: Rule | None, below: Rule | None
+    ) -> Iterator[tuple[Rule, RetryPolicy]]:
+        """Yields a combination, and before it those priorities whose mode has another number of attempts."""
+        if both.priority != "*":
+            mode = mode_of(synchronous=False, type_="", priority=Priority(both.priority), bulk=False)
+            yield both, _layer(self.preset, mine, below, mode, ()).policy
+            return
+        usual = _layer(self.preset, mine, below, Mode.STANDARD, ()).policy
+        for priority in Priority:
+            mode = mode_of(synchronous=False, type_="", priority=priority, bulk=False)
+            policy = _layer(self.preset, mine, below, mode, ()).policy
+            if policy.max_attempts != usual.max_attempts:
+                yield replace(both, priority=priority.value), policy
+        yield both, usual
+
     def _policy_for(
         self, tenant: str, type: str, origin: str, channel: Channel, priority: Priority, mode: Mode
     ) -> RetryPolicy:
@@ -278,8 +319,7 @@ class PolicyBook:
         others = tuple(
             r.name for r in self.rules if r.matches(keys) and (mine is None or r.name != mine.name)
         )
-        below = _best(self.preset.rules, keys) or _fallback(self.preset)
-        return _layer(self.preset, mine, below, mode, others)
+        return _layer(self.preset, mine, _best(self.preset.rules, keys), mode, others)
 
 
 MODE_DEFAULTS: dict[Mode, dict[str, int]] = {
@@ -297,16 +337,26 @@ DEFAULT_LEASE_MS = LONGEST_MODE_TIMEOUT_MS + LEASE_MARGIN_MS
 """Length of a worker's leases if `worker.lease_ms` is 0."""
 
 
-def _layer(preset: Preset, mine: Rule | None, below: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
-    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other."""
+def _layer(
+    preset: Preset, mine: Rule | None, matching: Rule | None, mode: Mode, others: tuple[str, ...]
+) -> Resolution:
+    """Returns the policy of the mode, a rule of the preset and the user's rule, one upon the other.
+
+    `matching` is the rule of the preset that matches. If it is None, the fallback rule is used, and the mode
+    overrides it.
+    """
+    below = matching or _fallback(preset)
+    by_mode = (f"mode {mode.value}", dict(MODE_DEFAULTS[mode]))
     layers: list[tuple[str, dict[str, Any]]] = [
-        (f"mode {mode.value}", dict(MODE_DEFAULTS[mode])),
+        by_mode,
         (f"preset {preset.name}/{below.name}", below.policy.given()),
     ]
+    if matching is None:
+        layers.reverse()
     if mine is not None:
         layers.append((f"rule {mine.name}", mine.policy.given()))
     if mode is Mode.SYNCHRONOUS:
-        layers.append(layers[0])  # rules cannot extend the timeout of a synchronous send or add attempts
+        layers.append(by_mode)  # rules cannot extend the timeout of a synchronous send or add attempts
     values: dict[str, Any] = {}
     sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
     for source, given in layers:
@@ -336,9 +386,9 @@ def _check_rules(preset: Preset, rules: tuple[Rule, ...]) -> None:
 
 
 def _check(preset: Preset, rule: Rule, mode: Mode) -> None:
-    below = [other for other in preset.rules if other.overlaps_with(rule)]
-    if not any(other.covers(rule) for other in below):
-        below.append(_fallback(preset))
+    below: list[Rule | None] = [other for other in preset.rules if other.overlaps_with(rule)]
+    if not any(other is not None and other.covers(rule) for other in below):
+        below.append(None)
     for one in (rule,) if rule in preset.rules else below:
         try:
             _layer(preset, rule, one, mode, ())
@@ -425,6 +475,15 @@ def decode_rule(raw: Any, where: str) -> Rule:
         return msgspec.convert(raw, Rule)
     except msgspec.ValidationError as error:
         raise ConfigError(where, str(error)) from None
+
+
+def _specificity(rule: Rule) -> tuple[int, tuple[bool, ...]]:
+    return rule.specificity
+
+
+def _intersection(one: Rule, other: Rule) -> Rule:
+    """Returns a rule that matches what both rules match."""
+    return replace(one, **{key: getattr(other if getattr(one, key) == "*" else one, key) for key in _KEYS})
 
 
 def _best(rules: tuple[Rule, ...], keys: MatchKeys) -> Rule | None:

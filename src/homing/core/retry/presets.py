@@ -100,6 +100,7 @@ SIMPLE = Preset(
         _minutes("photo", "photo", 2, 15),
     ),
     fallback="default",
+    default_channel="both",
 )
 
 
@@ -112,6 +113,7 @@ CHANNEL = Preset(
     ),
     fallback="email/*",
     reject_unmatched_locale=True,
+    requires_all_locales=True,
 )
 
 
@@ -129,6 +131,7 @@ FIXED = Preset(
         ),
     ),
     fallback="default",
+    sent_retention_ms=24 * _H,
 )
 
 

@@ -6,7 +6,8 @@ closed ─ N consecutive failures ─► open ─ pause over, or a good health c
                                     └────────────── failure ─────────────────────┘
 
 A phase that an operator has forced applies until the operator releases it. After a recovery, traffic to the
-provider or outlet ramps up instead of starting with the whole backlog at once.
+provider or outlet ramps up instead of starting with the whole backlog at once. A breaker that the settings
+turn off never opens by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from homing.core.bounds import Count, DurationMs, PositiveDurationMs, PositiveRate
 from homing.core.clock_steps import was_set_back
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.times import check_duration_ms
@@ -30,17 +32,18 @@ class Phase(StrEnum):
 
 
 class BreakerPolicy(Struct, frozen=True, kw_only=True):
-    """When a breaker opens and how it recovers."""
+    """When a breaker opens and how it recovers. In the settings: `[providers.NAME.breaker]`."""
 
-    failures: int = 5
-    """Number of consecutive failures that open the breaker."""
-    open_ms: int = 60_000
+    failures: Count = 5
+    """Number of consecutive failures that open the breaker. 0 means that the breaker is off: neither failures
+    nor receipts open it, only an operator does."""
+    open_ms: DurationMs = 60_000
     """Time that a breaker stays open before it permits a trial."""
-    health_every_ms: int = 30_000
+    health_every_ms: PositiveDurationMs = 30_000
     """Time between health checks while the breaker is open."""
-    ramp_ms: int = 60_000
+    ramp_ms: DurationMs = 60_000
     """Length of the ramp-up after a recovery. 0 disables the ramp-up."""
-    ramp_per_second: float = 10.0
+    ramp_per_second: PositiveRate = 10.0
     """Attempts per second at the start of the ramp-up. The rate doubles eight times during `ramp_ms`, then it
     is unlimited."""
 
@@ -48,6 +51,14 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
         for name in ("open_ms", "health_every_ms", "ramp_ms"):
             check_duration_ms(getattr(self, name), f"breaker.{name}")
 
+    @property
+    def off(self) -> bool:
+        """True if the breaker never opens by itself."""
+        return self.failures == 0
+
+
+BREAKER_OFF = BreakerPolicy(failures=0)
+"""Policy of a provider whose settings say `breaker = "off"`."""
 
 PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
@@ -132,11 +143,28 @@ def reopens_at(breaker: Breaker) -> int | None:
     return breaker.trial_until if breaker.phase is Phase.HALF_OPEN else breaker.open_until
 
 
+def phase_now(breaker: Breaker, now: int) -> Phase:
+    """Returns the phase in effect now, for people and monitors.
+
+    A breaker whose pause is over reads `half_open`: the next notification is its trial. Until then, the
+    stored phase stays `open`.
+    """
+    if breaker.forced is not None:
+        return breaker.forced
+    if breaker.phase is Phase.OPEN and check_gate(breaker, now) is BreakerGate.TRIAL:
+        return Phase.HALF_OPEN
+    return breaker.phase
+
+
 def record_outcome(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, now: int) -> Breaker:
-    """Returns the breaker after an outcome. `blame` is the result of `blames_provider`."""
-    if blame is None:
+    """Returns the breaker after an outcome. `blame` is the result of `blames_provider`.
+
+    A breaker that an operator has forced is not changed: it starts closed when it is released. A trial closes
+    a breaker that was turned off in the meantime, whatever its outcome.
+    """
+    if blame is None or breaker.forced is not None:
         return breaker
-    if not blame:
+    if not blame or policy.off:
         if breaker.phase is Phase.HALF_OPEN:
             return replace(
                 breaker,
@@ -189,10 +217,11 @@ def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Break
 def record_health_check(breaker: Breaker, now: int) -> Breaker:
     """Returns the breaker after a good health check.
 
-    An open breaker permits its trial now, unless receipts opened it.
+    An open breaker permits its trial now, unless receipts opened it. Its pause then ends in the past, because
+    the clocks of two processes, or of one before and after it asks the store, may differ by milliseconds.
     """
     if breaker.phase is Phase.OPEN and breaker.open_until > now and not breaker.why:
-        return replace(breaker, open_until=now, changed_at=now)
+        return replace(breaker, open_until=breaker.changed_at, changed_at=now)
     return breaker
 
 

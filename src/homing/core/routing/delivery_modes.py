@@ -18,7 +18,7 @@ class ModeInfo(Struct, frozen=True):
     queue_name: str
     """Queue name that callers see. Empty for synchronous notifications, which are not queued."""
     latency_goal_ms: int
-    """Intended time from acceptance to the first attempt."""
+    """Intended time from acceptance until a provider accepts the message. Only reported, never enforced."""
 
 
 MODE_INFO: dict[Mode, ModeInfo] = {

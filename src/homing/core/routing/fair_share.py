@@ -682,6 +682,13 @@ class ClaimCapacity:
                 return 0
         return rounds
 
+    def take(self, queue: DueQueue) -> bool:
+        """Selects one row of this queue if the capacity permits it. Returns True if it does."""
+        if self.left(queue) <= 0:
+            return False
+        self.use(queue)
+        return True
+
     def use(self, queue: DueQueue, rows: int = 1) -> None:
         """Records that rows of this queue were selected."""
         self.rows_left -= rows

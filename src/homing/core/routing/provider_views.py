@@ -15,14 +15,31 @@ class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     """State of a provider's circuit breaker."""
 
     phase: Phase
-    """Phase in effect, which is the forced phase if an operator forced one."""
+    """Phase in effect, which is the forced phase if an operator forced one. A breaker whose pause is over is
+    `half_open`, even if no notification has come since to try the provider."""
     forced: bool = False
     by: str = ""
     """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """When the breaker next allows a trial. Set while the breaker is open or half open and not forced."""
+    """When the breaker next allows a trial. Set while the breaker is not forced and allows no attempt: while
+    it is open, and while a trial is in flight."""
+
+
+class BreakerPolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """When a provider's breaker opens and how it recovers. Durations are in milliseconds."""
+
+    failures: int
+    """Number of consecutive failures that open the breaker. 0 if the breaker is off."""
+    open_ms: int
+    """How long the breaker stays open before it allows a trial."""
+    health_every_ms: int
+    """Time between health checks while the breaker is open."""
+    ramp_ms: int
+    """Length of the ramp-up after a recovery."""
+    ramp_per_second: float
+    """Attempts per second at the start of the ramp-up."""
 
 
 class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -38,6 +55,8 @@ class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """
     weight: int | None = None
     breaker: BreakerView
+    breaker_policy: BreakerPolicyView
+    """When the breaker opens. For a provider with slots per host, it applies to the breaker of each host."""
     max_in_flight: int
     host_slots: int | None = None
     rate_per_second: float | None = None

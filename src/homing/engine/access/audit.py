@@ -33,7 +33,9 @@ from homing.core.ports.stores import Entry, Registry
 from homing.engine.access.tenants import Tenants
 from homing.engine.operations.policies import EVERY_TENANT
 
-GLOBAL_SUBJECTS = frozenset({"policy", "provider", "breaker", "tenant", "purge", "sink"})
+GLOBAL_SUBJECTS = frozenset(
+    {"policy", "provider", "breaker", "tenant", "purge", "sink", "setting", "settings"}
+)
 """Subjects of actions that belong to no tenant. These actions are recorded in a chain of their own, `*`."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from homing.core.routing.breaker import (
     check_gate,
     force_phase,
     open_breaker,
+    phase_now,
     ramp_per_second,
     record_health_check,
     record_outcome,
@@ -47,6 +49,9 @@ _STALE_MS = 5_000
 
 _CHECK_TIMEOUT_S = 10
 """Time that a provider's health check may take."""
+
+_CHECK_EARLY_MS = 50
+"""A health check may be this much early, because the rounds of checks are not exactly regular."""
 
 _MIN_WAIT_MS = 1_000
 """Shortest postponement of a notification whose provider is paused."""
@@ -98,6 +103,8 @@ class Breakers:
         self._my_trials: set[str] = set()
         self._ramps: dict[str, TokenBucket] = {}
         self._unshared: set[str] = set()
+        self._checked_ms: dict[str, int] = {}
+        """Provider → monotonic time of its last health check, or of the round in which none was needed."""
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Stores this worker's breaker changes, and reads the changes of other workers.
@@ -153,9 +160,21 @@ class Breakers:
         """Returns the last known state of a breaker."""
         return self._states.get(provider) or _NEW
 
+    def now(self) -> int:
+        """Returns the store's time, by which the pauses of breakers are measured."""
+        return self._store_clock.now()
+
+    def phase(self, provider: str) -> Phase:
+        """Returns the phase of a breaker that is in effect now."""
+        return phase_now(self.state(provider), self._store_clock.now())
+
     def gate(self, provider: str) -> BreakerGate:
         """Returns whether the breaker allows attempts, one trial, or nothing."""
         return check_gate(self.state(provider), self._store_clock.now())
+
+    def any_open(self) -> bool:
+        """Returns True if the last known state of some breaker is open and under automatic control."""
+        return any(state.phase is Phase.OPEN and not state.forced for state in self._states.values())
 
     def is_closed(self, provider: str) -> bool:
         """Returns True if the breaker is closed and not forced, which is the usual case."""
@@ -283,7 +302,13 @@ class Breakers:
                 return self._states[provider]
 
     async def trip(self, provider: str, why: str, pause_ms: int) -> None:
-        """Opens a closed breaker for `pause_ms`, because of receipts rather than outcomes of attempts."""
+        """Opens a closed breaker for `pause_ms`, because of receipts rather than outcomes of attempts.
+
+        Does nothing if the settings turn the breaker off.
+        """
+        listed = self._roster.get(provider)
+        if listed is not None and listed.breaker_policy.off:
+            return
         before = self.state(provider)
         tripped = open_breaker(before, why, pause_ms, self._store_clock.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
@@ -297,12 +322,33 @@ class Breakers:
         return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
 
     async def check_health(self) -> None:
-        """Runs the health checks of providers whose breaker is open and not forced.
+        """Runs the health checks of providers whose breaker is open and not forced, each at its own interval.
 
         After a successful check, the breaker allows its trial early.
         """
+        mono = self._clock.monotonic_ms()
         await self.refresh(at_once=True)
-        await asyncio.gather(*(self._check(listed) for listed in self._roster))
+        due = [listed for listed in self._roster if self._is_check_due(listed, mono)]
+        self._checked_ms.update((listed.id, mono) for listed in due)
+        await asyncio.gather(*(self._check(listed) for listed in due))
+
+    async def check_replaced(self, providers: Iterable[str]) -> None:
+        """Runs the health checks that are due, and those of providers that were just replaced.
+
+        If the store is unavailable, the next round of checks does that.
+        """
+        for provider in providers:
+            self._checked_ms.pop(provider, None)
+        try:
+            await self.check_health()
+        except StoreError as error:
+            log.warning("providers with an open breaker cannot be checked now: %s", error)
+
+    def _is_check_due(self, listed: Listed, mono_ms: int) -> bool:
+        checked_ms = self._checked_ms.get(listed.id)
+        if checked_ms is None:
+            return True
+        return mono_ms - checked_ms >= listed.breaker_policy.health_every_ms - _CHECK_EARLY_MS
 
     async def _check(self, listed: Listed) -> None:
         state = self.state(listed.id)

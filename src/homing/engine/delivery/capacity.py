@@ -141,10 +141,19 @@ class Capacity:
             self._count(gone, -1)
         return self._in_flight
 
-    async def request(self, worker: str, lease_ms: int, *, limit: int | None = None) -> ClaimRequest | None:
+    async def request(
+        self,
+        worker: str,
+        lease_ms: int,
+        *,
+        limit: int | None = None,
+        tenant: str | None = None,
+        ids: frozenset[str] | None = None,
+    ) -> ClaimRequest | None:
         """Returns the next claim request, or None if no attempt could start now.
 
         If `limit` is set, at most this number of notifications is claimed, from the most urgent lanes first.
+        If `tenant` or `ids` is set, only notifications of this tenant or with these ids are claimed.
         """
         self.next_check_ms = None
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
@@ -175,6 +184,8 @@ class Capacity:
             hanging=self._outlets.hanging,
             answering=self._outlets.answering,
             limit=limit,
+            tenant=tenant,
+            ids=ids,
         )
 
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:

@@ -15,8 +15,9 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Claim, Lease, provider_key
 from homing.core.lifecycle.outcomes import Outcome, Settlement
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason
+from homing.core.ports.observers import SettledClaim
 from homing.core.ports.plug_ins import Directory
-from homing.core.ports.providers import Delivery, SupportsBatchSend
+from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.retry.decide import (
@@ -37,13 +38,14 @@ from homing.engine.delivery.attempts import (
     DeadlineTimer,
     call_provider,
     exception_outcome,
+    grace_ms,
     sanitize_outcome,
     timeout_outcome,
     was_suspended,
 )
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
-from homing.engine.delivery.guard import SendThrottle, fetch_facts
+from homing.engine.delivery.guard import SendThrottle, fetch_facts, skip_retries
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.operations.policies import Policies
@@ -165,11 +167,6 @@ class Deliverer:
         self._concurrency_limits = {listed.id: ConcurrencyLimit(listed.max_in_flight) for listed in roster}
         self.abandoned = AbandonedCalls()
         """Calls whose attempt has ended at its deadline, but whose provider has not returned yet."""
-        self._batch_providers: dict[str, SupportsBatchSend] = {
-            listed.id: listed.provider
-            for listed in roster
-            if isinstance(listed.provider, SupportsBatchSend) and listed.provider.begins
-        }
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[ReadyClaim]:
         """Calls `settle` for claims that must not be attempted now, and returns the other claims."""
@@ -188,6 +185,10 @@ class Deliverer:
             else:
                 settle(ended)
         return await self._within_rate_limits(ready, settle)
+
+    async def recheck(self, batch: Sequence[SettledClaim]) -> Sequence[SettledClaim]:
+        """Returns settlements, of which those that would retry a push to an inactive device skip it."""
+        return await skip_retries(self._directory, batch)
 
     async def route(
         self, ready: Sequence[ReadyClaim], settle: Callable[[Settlement], None]
@@ -216,7 +217,13 @@ class Deliverer:
                 placed.append(replace(one, trial=trial))
             else:
                 outlet = choice.step.outlet(one.claim.tenant, one.claim.address)
-                claim = replace(one.claim, provider=choice.step.provider, outlet=outlet, failures_here=0)
+                claim = replace(
+                    one.claim,
+                    provider=choice.step.provider,
+                    outlet=outlet,
+                    failures_here=0,
+                    moved_from=one.claim.provider,
+                )
                 moved.append(ReadyClaim(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
@@ -289,8 +296,7 @@ class Deliverer:
             if not trial and not breakers.usable(claim.provider):
                 return self._reroute(one)
             if until_ms is not None:
-                timeout_ms = until_ms - began_ms
-                if timeout_ms <= 0:
+                if until_ms <= began_ms:
                     return None
             elif not self._is_lease_long_enough(claim, timeout_ms, began_ms):
                 held = await self._extend_lease(claim, timeout_ms)
@@ -300,7 +306,8 @@ class Deliverer:
                     return None
                 began_ms = clock.monotonic_ms()
             deadlines = self._deadlines
-            attempt = _TaskAttempt(self, one, began_ms, began_ms + timeout_ms, on_expired, trial)
+            due_ms = self._due_ms(claim, began_ms, timeout_ms) if until_ms is None else until_ms
+            attempt = _TaskAttempt(self, one, began_ms, due_ms, on_expired, trial)
             deadlines.add((attempt,))
             if on_started is not None:
                 on_started()
@@ -319,7 +326,7 @@ class Deliverer:
         """Ends an attempt whose timeout has elapsed as ambiguous, whether or not its provider returns."""
         del self._deadlines.open[attempt]
         self.abandoned.add(attempt.one.claim)
-        outcome = timeout_outcome(attempt.due_ms - attempt.began_ms)
+        outcome = timeout_outcome(self.timeout_ms(attempt.one))
         try:
             attempt.on_expired(attempt.one, self._conclude(attempt, outcome, now_ms), attempt.task)
         finally:
@@ -344,7 +351,7 @@ class Deliverer:
         batches: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
-            if provider in self._batch_providers and breakers.usable(provider)
+            if provider in self._roster.batch_providers and breakers.usable(provider)
         }
         left = []
         for one in batch:
@@ -354,7 +361,7 @@ class Deliverer:
             if deliveries is None or one.trial or not fits:
                 left.append(one)
             elif self._concurrency_limits[claim.provider].try_acquire():
-                begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
+                begun = _BatchAttempt(self, one, began_ms, self._due_ms(claim, began_ms, timeout_ms), ended)
                 deliveries.append((build_delivery(claim, timeout_ms), begun))
             else:
                 left.append(one)
@@ -362,7 +369,7 @@ class Deliverer:
             if deliveries:
                 self._deadlines.add([begun for _, begun in deliveries])
                 try:
-                    self._batch_providers[provider].begin(deliveries, self._on_outcomes)
+                    self._roster.batch_providers[provider].begin(deliveries, self._on_outcomes)
                 except BaseException as error:  # it must not raise; some attempts may have been sent
                     self._give_up(provider, {begun for _, begun in deliveries})
                     self._on_outcomes([(begun, error) for _, begun in deliveries])
@@ -371,7 +378,7 @@ class Deliverer:
     def time_out(self, begun: _BatchAttempt) -> None:
         """Aborts a batch attempt whose timeout has elapsed, and reports its outcome as ambiguous."""
         self._give_up(begun.one.claim.provider, (begun,))
-        self._on_outcomes([(begun, timeout_outcome(begun.due_ms - begun.began_ms))])
+        self._on_outcomes([(begun, timeout_outcome(self.timeout_ms(begun.one)))])
 
     def abort_all(self, ended: OnAttemptsEnded) -> list[ReadyClaim]:
         """Aborts all batch attempts that report to `ended`, without reporting them, and returns them."""
@@ -388,10 +395,11 @@ class Deliverer:
         return [begun.one for begun in gone]
 
     def _give_up(self, provider: str, attempts: Collection[_BatchAttempt]) -> None:
-        try:
-            self._batch_providers[provider].give_up(attempts)
-        except BaseException as error:  # it must not raise; the attempts end all the same
-            log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
+        for one in self._roster.senders_of(provider):
+            try:
+                one.give_up(attempts)
+            except BaseException as error:  # it must not raise; the attempts end all the same
+                log.error("provider %s raised %s while aborting attempts", provider, type(error).__name__)
 
     def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | BaseException]]) -> None:
         ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._concurrency_limits
@@ -515,6 +523,10 @@ class Deliverer:
     def timeout_ms(self, one: ReadyClaim) -> int:
         """Returns the timeout of an attempt, in milliseconds."""
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is _SYNCHRONOUS else one.policy.timeout_ms
+
+    def _due_ms(self, claim: Claim, began_ms: int, timeout_ms: int) -> int:
+        """Returns the monotonic time at which an attempt is aborted."""
+        return began_ms + timeout_ms + grace_ms(self._roster[claim.provider].provider, timeout_ms)
 
     async def _within_rate_limits(
         self, ready: list[ReadyClaim], settle: Callable[[Settlement], None]
@@ -675,7 +687,7 @@ class Deliverer:
         """Returns for how many milliseconds after `mono_ms` the lease is long enough for an attempt."""
         left_ms = claim.lease_until - self._store_clock.latest_at(mono_ms)
         reserve_ms = min(MAX_BELIEVED_STEP_MS, (claim.lease_until - claim.started_at) // 2)
-        return left_ms - max(timeout_ms, reserve_ms)
+        return left_ms - max(self._due_ms(claim, 0, timeout_ms), reserve_ms)
 
     async def _extend_lease(self, claim: Claim, timeout_ms: int) -> bool | None:
         """Extends a lease that is too short for the attempt. Returns True if the attempt may start.

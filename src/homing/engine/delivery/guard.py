@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Reason
+from homing.core.ports.observers import SettledClaim
 from homing.core.ports.plug_ins import Directory
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import SharedState, TokenRequest
 from homing.core.recipients.quiet_hours import QuietHours, quiet_ms
 from homing.core.redaction import redact
-from homing.core.retry.decide import RecipientFacts
+from homing.core.retry.decide import NO_OBJECTION, RecipientFacts, is_push_retry, skip_retry
 from homing.core.routing.rate_limits import (
     RateLimit,
     RateLimitRule,
@@ -39,6 +40,9 @@ log = logging.getLogger("homing.deliverer")
 
 
 _TIMEOUT_MS = 10_000
+
+_RETRY_TIMEOUT_MS = 2_000
+"""Time that the directory has to answer after failed attempts. Their settlements wait meanwhile."""
 
 _POSTPONE_MS = 5_000
 
@@ -61,6 +65,31 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
         "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))
     )
     return dict.fromkeys((claim.id for claim in claims), RecipientFacts(postpone_ms=_POSTPONE_MS))
+
+
+async def skip_retries(directory: Directory, batch: Sequence[SettledClaim]) -> Sequence[SettledClaim]:
+    """Returns settlements without the retries of pushes whose device is inactive by now.
+
+    Such a notification is skipped at once instead of after its delay. The directory is asked once for the
+    whole batch, and only if it contains failed pushes. If the directory fails or takes too long, the retries
+    stay, because it is asked again before each attempt.
+    """
+    pushes = [claim for settlement, claim in batch if is_push_retry(settlement, claim)]
+    if not pushes:
+        return batch
+    try:
+        returned: object = await call_within(lambda: directory.facts(pushes), _RETRY_TIMEOUT_MS)
+        facts = _valid_facts(pushes, returned) if isinstance(returned, Mapping) else {}
+    except Exception as raised:  # user code may raise anything
+        error = str(raised) or type(raised).__name__
+        log.warning("the recipient directory failed, %d retries stay: %s", len(pushes), redact(error))
+        return batch
+    return [
+        (skip_retry(settlement, claim, reason), claim)
+        if is_push_retry(settlement, claim) and (reason := facts.get(claim.id, NO_OBJECTION).skip) is not None
+        else (settlement, claim)
+        for settlement, claim in batch
+    ]
 
 
 def _valid_facts(claims: Sequence[Claim], returned: Mapping[Any, Any]) -> dict[str, RecipientFacts]:

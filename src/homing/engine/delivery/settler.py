@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from homing.core.errors import StoreError, StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import ReceiptResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.ports.runtime import Clock
@@ -39,6 +40,7 @@ this long: whatever it sent could not be recorded.
 class Settler:
     """Writes the settlements of one worker.
 
+    `recheck` returns each batch as it is to be written: a last look at the recipients may end a retry.
     Retries for as long as the store is unavailable. If the process dies first, the
     leases expire and the attempts are settled as lost.
     """
@@ -49,6 +51,7 @@ class Settler:
         clock: Clock,
         *,
         on_settled: Callable[[Sequence[SettledClaim], Collection[str]], None] = lambda batch, refused: None,
+        recheck: Callable[[Sequence[SettledClaim]], Awaitable[Sequence[SettledClaim]]] | None = None,
         observer: Observer = NULL_OBSERVER,
         batch_size: int = 500,
         linger_ms: int = 2,
@@ -56,6 +59,7 @@ class Settler:
         self._store = store
         self._clock = clock
         self._on_settled = on_settled
+        self._recheck = recheck
         self._observer = observer
         self._batch_size = batch_size
         self._linger_ms = linger_ms
@@ -110,7 +114,9 @@ class Settler:
             if not self._waiting:
                 self._arrived.clear()
             self._writing = batch
-            await self._write(batch)
+            if self._recheck is not None:
+                self._writing = await self._recheck(batch)
+            await self._write(self._writing)
             self._writing = ()
             if not self.backlog:
                 self._empty.set()
@@ -201,4 +207,6 @@ class Settler:
                 len(result.missing),
             )
         self._observer.settled(batch, refused)
+        if result.failures:
+            self._observer.receipts_applied((), ReceiptResult(failures=result.failures))
         self._on_settled(batch, refused)

@@ -29,6 +29,7 @@ from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
+from homing.engine.operations.breaker_holds import BreakerHold
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.plug_in_calls import leave_behind
 from homing.engine.settings import WorkerSettings
@@ -74,6 +75,7 @@ class Worker:
         timers: Timers,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        on_started: Callable[[Sequence[Claim]], None] | None = None,
         observer: Observer = NULL_OBSERVER,
     ) -> None:
         self.name = name
@@ -88,8 +90,11 @@ class Worker:
         self._timers = timers
         self._settings = settings
         self._on_settled = on_settled
+        self._on_started = on_started
         self._observer = observer
-        self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
+        self._settler = Settler(
+            backend, clock, on_settled=self._settled, recheck=deliverer.recheck, observer=observer
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[LeaseKey, Claim] = {}
         self._slot_waits = SlotWaits()
@@ -212,14 +217,20 @@ class Worker:
         elif wait_ms < self._settings.poll_ms:
             self._wake_timer.claim_in(wait_ms)
 
-    async def run_once(self, limit: int) -> Processed:
-        """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
+    async def run_once(
+        self, limit: int, *, tenant: str | None = None, ids: Collection[str] | None = None
+    ) -> Processed:
+        """Claims and delivers at most `limit` due notifications, and returns counts of the results.
+
+        If `tenant` or `ids` is given, only notifications of this tenant or with these ids are claimed.
+        """
         background = self._background()
         before = self.processed
         self.processed = Processed()
         try:
             left = limit
-            while left > 0 and (batch := await self._claim(left)).claims:
+            chosen = None if ids is None else frozenset(ids)
+            while left > 0 and (batch := await self._claim(left, tenant, chosen)).claims:
                 left -= len(batch.claims)
                 await self._finish()
             await self._finish()
@@ -275,10 +286,12 @@ class Worker:
             waits.append(max(1, self._capacity.next_check_ms))
         return min(waits)
 
-    async def _claim(self, limit: int | None = None) -> ClaimBatch:
+    async def _claim(
+        self, limit: int | None = None, tenant: str | None = None, ids: frozenset[str] | None = None
+    ) -> ClaimBatch:
         await self._refresh()
         self._ended_since_claim = 0
-        request = await self._capacity.request(self.name, self.lease_ms, limit=limit)
+        request = await self._capacity.request(self.name, self.lease_ms, limit=limit, tenant=tenant, ids=ids)
         self._may_have_left_work = True
         if request is None:
             return ClaimBatch(claims=(), now=self._store_clock.now(), next_due_at=None)
@@ -345,6 +358,8 @@ class Worker:
                 claim = by_id[one.claim.id]
                 if one.claim.provider != claim.provider:
                     self._move(claim, one.claim)
+            if self._on_started is not None:
+                self._note_started(self._on_started, within)
             left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
                 del by_id[one.claim.id]
@@ -357,6 +372,12 @@ class Worker:
             self._release(list(by_id.values()))
         for one in left:
             self._spawn(self._attempt(one))
+
+    def _note_started(self, call: Callable[[Sequence[Claim]], None], started: Sequence[ReadyClaim]) -> None:
+        try:
+            call([one.claim for one in started])
+        except BaseException:  # a user's function may raise anything
+            log.exception("an on_started callback raised; the worker continues")
 
     def _move(self, claim: Claim, to: Claim) -> None:
         """Counts an attempt at its new provider instead of the provider that it was claimed for."""
@@ -544,7 +565,7 @@ async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> Collection[asyncio
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
 
 
-class Processed(Struct, kw_only=True):
+class Processed(Struct, kw_only=True, repr_omit_defaults=True):
     """Counts of settled notifications by result."""
 
     processed: int = 0
@@ -553,6 +574,10 @@ class Processed(Struct, kw_only=True):
     failed: int = 0
     other: int = 0
     """Number of notifications that expired or were skipped, cancelled, postponed or left in doubt."""
+    held: tuple[BreakerHold, ...] = ()
+    """Breakers that hold due notifications back. Set by a single run. A running worker leaves it empty."""
+    left_out: dict[str, Status] = field(default_factory=dict)
+    """Id → status of the chosen notifications that did not wait for an attempt."""
 
     def count(self, settlement: Settlement) -> None:
         """Counts one settlement."""

@@ -43,7 +43,7 @@ from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlapping
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
-from homing.engine.intake.dead_requests import request_of
+from homing.engine.intake.dead_requests import request_of, with_id
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
@@ -98,6 +98,10 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
     """
     provider_message_id: str | None = None
     delivered_at: datetime | None = None
+    provider: str | None = None
+    """Provider that accepted the message of a synchronous send. None for other requests."""
+    sent_at: datetime | None = None
+    """Time at which it did."""
 
     @property
     def id(self) -> str:
@@ -227,8 +231,12 @@ class SendOperations:
             self._spool_waker.wake()
         return result
 
-    async def submit_again(self, dead: Notification, provider: str | None = None) -> str:
+    async def submit_again(
+        self, dead: Notification, provider: str | None = None, *, new_id: str | None = None
+    ) -> str:
         """Accepts the request in a dead letter under a new id, which is linked to it, and returns that id.
+
+        `new_id` is the id of the notification, or of the batch if there are several notifications.
 
         If the request was accepted again before, returns the same id. Raises `InvalidRequest` if it still
         cannot be accepted. Its times `send_at` and `expires_at` no longer apply.
@@ -249,6 +257,8 @@ class SendOperations:
             return self._result(prepared, prepared.answer).notification_ids[0]
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
         prepared = replace(prepared, notifications=linked)
+        if new_id is not None:
+            prepared = with_id(prepared, new_id)
         (answer,) = await self._accept([prepared], None, self._limit(None))
         return self._result(prepared, answer).notification_ids[0]
 

@@ -14,7 +14,7 @@ from homing.core.notifications import Channel, Mode, Priority, lane_of
 from homing.core.plain_values import NotPlain
 from homing.core.retry.policy import MatchKeys, RetryPolicy
 from homing.core.routing.delivery_modes import mode_of
-from homing.core.send_request import SendRequest, channels_named, check_names, priority_of, provider_id
+from homing.core.send_request import SendRequest, channels_named, check_names, priority_of
 from homing.engine.operations.policies import Policies
 
 _MAX_CACHED_PLANS = 4_096
@@ -60,7 +60,7 @@ class DeliveryPlan(Struct, frozen=True, kw_only=True):
     priority: Priority
     mode: Mode
     provider: str | None
-    """Id of the provider that the request names. If None, the route decides."""
+    """Id or alias of the provider that the request names. If None, the route decides."""
     origin: str
     template_key: str | None
     channels: tuple[ChannelPlan, ...]
@@ -135,7 +135,7 @@ class Planner:
             category=category or type,
             priority=level,
             mode=mode,
-            provider=provider_id(provider) if provider else None,
+            provider=provider or None,
             origin=origin,
             template_key=template_key,
             channels=tuple(channel_plan(one) for one in named),

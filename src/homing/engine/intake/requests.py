@@ -7,7 +7,7 @@ result of the first request if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from itertools import chain
@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.content.locales import LocalePolicy
+from homing.core.content.templates import ManagedRenderer
 from homing.core.errors import InvalidRequest
 from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Acceptance, NewNotification, Submission
@@ -32,6 +33,7 @@ from homing.core.retry.backoff import delay_ms
 from homing.core.retry.policy import RetryPolicy
 from homing.core.routing.delivery_modes import SYNCHRONOUS_TYPES
 from homing.core.send_request import (
+    BOTH,
     SendLimits,
     SendRequest,
     address_of,
@@ -40,6 +42,8 @@ from homing.core.send_request import (
     check_json,
     check_keys,
     check_recipient,
+    has_address,
+    names_both,
     recipients_of,
 )
 from homing.core.times import EPOCH, epoch_ms
@@ -127,6 +131,9 @@ class IntakeSettings(Struct, frozen=True, kw_only=True):
     """Deduplication window for requests with a dedup key whose type is not in `dedup_windows_ms`."""
     locales: LocalePolicy | None = None
     """The project's locale policy. If None, the renderer gets the recipient's locale unchanged."""
+    default_channel: str = ""
+    """Channel, or `both`, of requests that name none and have no template with exactly one channel. Empty if
+    such requests are rejected."""
 
 
 class Intake:
@@ -159,6 +166,7 @@ class Intake:
         self._name = name
         self._usable = usable
         self._resolver = RecipientResolver(directory)
+        self._templates = renderer if isinstance(renderer, ManagedRenderer) else None
         self._content_builder = ContentBuilder(renderer, settings.locales, links)
         self._planner = Planner(policies, settings.synchronous_types)
 
@@ -170,14 +178,17 @@ class Intake:
         asked: str = "",
         use_directory: bool = True,
         earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+        as_of: int | None = None,
         connection: Any = None,
     ) -> PreparedRequest:
         """Returns the submission of one request, or the result of the first request with the same key.
 
         Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
         original input if `send_at` and `expires_at` were computed from it, for example from durations. A
-        repeated request is then recognized by `asked` instead of these two times. `connection` is the
-        caller's database connection if the request joins its transaction.
+        repeated request is then recognized by `asked` instead of these two times. `as_of` is the store time
+        at which the request was made, if it has waited since: a request that has expired meanwhile is valid,
+        and the delay after `earlier` attempts counts from then. `connection` is the caller's database
+        connection if the request joins its transaction.
         """
         (found,) = await self.prepare_many(
             tenant,
@@ -185,6 +196,7 @@ class Intake:
             asked=asked,
             use_directory=use_directory,
             earlier=earlier,
+            as_of=as_of,
             connection=connection,
         )
         if isinstance(found, InvalidRequest):
@@ -218,6 +230,7 @@ class Intake:
         asked: str = "",
         use_directory: bool = True,
         earlier: PriorAttempts = NO_PRIOR_ATTEMPTS,
+        as_of: int | None = None,
         connection: Any = None,
     ) -> list[PreparedRequest | InvalidRequest]:
         """Returns one submission, earlier result or error per request, in order.
@@ -230,7 +243,10 @@ class Intake:
         await self._policies.try_refresh()
         now = self._clock.now_ms()
         errors: _Errors = {}
-        drafts = self._drafts(tenant, requests, earlier, now, errors)
+        completed = requests
+        if not all(map(_names_channel, requests)):
+            completed = [await self._with_channel(tenant, request) for request in requests]
+        drafts = self._drafts(tenant, completed, earlier, now if as_of is None else as_of, errors)
         targets = await self._targets(tenant, drafts, use_directory, errors)
         texts = await self._texts(tenant, targets, errors)
         made = self._notifications(tenant, targets, texts, earlier, self._ids(now, len(targets)), errors)
@@ -241,8 +257,24 @@ class Intake:
         for index, request, plan, _ in drafts:
             if index not in errors:
                 notifications, batch_id = made[index], next(batches)
+                if as_of is not None and earlier.attempts:
+                    notifications = [replace(new, delay_from=as_of) for new in notifications]
+                if completed[index] is not requests[index]:  # recognized by what the caller has given
+                    request = replace(request, channel=None)
                 done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
         return [done[index] for index in range(len(requests))]
+
+    async def _with_channel(
+        self, tenant: str, request: SendRequest | InvalidRequest
+    ) -> SendRequest | InvalidRequest:
+        """Returns the request with the only channel of its template, or else with the default channel."""
+        if isinstance(request, InvalidRequest) or _names_channel(request):
+            return request
+        channels: Collection[Channel] = ()
+        if self._templates is not None and isinstance(request.template_key, str):
+            channels = await self._templates.channels(tenant, str(request.template_key))
+        default = next(iter(channels)).value if len(channels) == 1 else self._settings.default_channel
+        return replace(request, channel=default) if default else request
 
     async def _repeated(
         self,
@@ -294,7 +326,9 @@ class Intake:
         `_NEVER_ACCEPTED` if such a request can never have been accepted.
         """
         plain = self._plain(request)
-        mode = self._planner.plan(tenant, plain).mode
+        # The mode does not depend on the channel, which may be given by a setting that is gone.
+        planned = plain if _names_channel(plain) else replace(plain, channel=Channel.EMAIL.value)
+        mode = self._planner.plan(tenant, planned).mode
         return plain.idempotency_key or "", mode, _fingerprint(plain, asked, earlier)
 
     def _drafts(
@@ -357,10 +391,11 @@ class Intake:
                         )
                     )
                     continue
+                both = names_both(request)
                 targets += [
                     (index, request, plan, channel_plan, one, address_of(one, channel_plan.channel))
                     for recipient in recipients
-                    for channel_plan in plan.channels
+                    for channel_plan in (_reachable(recipient, plan.channels) if both else plan.channels)
                     for one in (
                         expand_devices(recipient, channel_plan.channel, devices) if devices else (recipient,)
                     )
@@ -521,6 +556,19 @@ class Intake:
         """
         made = uuids7(now, self._random_source.getrandbits(BITS_EACH * number), number) if number else ()
         return chain(made, iter(lambda: uuid7(now, self._random_source.getrandbits(74)), ""))
+
+
+def _names_channel(request: SendRequest | InvalidRequest) -> bool:
+    """Returns True if the request names a channel, or is invalid anyway."""
+    return isinstance(request, InvalidRequest) or request.channel is not None or bool(request.channels)
+
+
+def _reachable(recipient: Recipient, channels: tuple[ChannelPlan, ...]) -> tuple[ChannelPlan, ...]:
+    """Returns the channels without email or push if the recipient has an address only for the other one."""
+    missing = [channel for channel in BOTH if not has_address(recipient, channel)]
+    if len(missing) != 1:
+        return channels
+    return tuple(one for one in channels if one.channel not in missing)
 
 
 def _check_times(request: SendRequest, now: int) -> None:

@@ -11,21 +11,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.core.errors import InvalidRequest, StoreError, StoreRejected
-from homing.core.lifecycle.claims import Submission
+from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreError, StoreRejected
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Channel, Mode, Priority
+from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntry, InboxEntryKind
+from homing.core.ports.stores import AcceptedEntry, Inbox, InboxAcceptance, InboxEntry, InboxEntryKind
 from homing.core.request_decoding import read_request
-from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import MatchKeys
-from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of
+from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of, with_id
 from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
+from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
@@ -39,7 +41,23 @@ _COMMANDS = {
     InboxEntryKind.RETRY: CommandName.RETRY,
     InboxEntryKind.ACKNOWLEDGE: CommandName.ACKNOWLEDGE,
     InboxEntryKind.RESEND: CommandName.RESEND,
+    InboxEntryKind.FAIL: CommandName.FAIL,
 }
+
+ResendRequest = Callable[[InboxEntry], Awaitable[bool]]
+"""Resends the dead letter of a request that was never accepted.
+
+Returns False, and does nothing, if the notification is not such a dead letter.
+"""
+
+
+class InboxRun(Struct, frozen=True):
+    """Result of one run over the inbox."""
+
+    taken: int
+    """Number of entries that were taken."""
+    refused: int = 0
+    """Number of requests that became dead letters."""
 
 
 class InboxReader:
@@ -51,30 +69,34 @@ class InboxReader:
         *,
         intake: Intake,
         policies: Policies,
+        schedule: SqlSchedule,
+        resend_request: ResendRequest,
         purge: Callable[[], Awaitable[object]],
         clock: Clock,
         waker: LocalWaker,
         wake_worker: Callable[[], None],
         new_id: Callable[[], str],
         poll_ms: Callable[[], int],
+        observer: Observer = NULL_OBSERVER,
     ) -> None:
         self._inbox = inbox
         self._intake = intake
         self._policies = policies
+        self._schedule = schedule
+        self._resend_request = resend_request
         self._purge = purge
         self._clock = clock
         self._waker = waker
         self._wake_worker = wake_worker
         self._new_id = new_id
         self._poll_ms = poll_ms
-        self._stored_delays: tuple[int, ...] = ()
-        """Retry delays that were last written to the store."""
+        self._observer = observer
 
     async def run(self) -> None:
         """Reads the inbox until cancelled. Tries again later if the store is unavailable."""
         while True:
             try:
-                taken = await self.run_once()
+                taken = (await self.run_once()).taken
             except StoreError as error:
                 log.warning("cannot read the inbox, the store is unavailable; trying again: %s", error)
                 taken = 0
@@ -84,42 +106,53 @@ class InboxReader:
             if taken < _BATCH_SIZE:
                 await self._waker.wait(self._poll_ms())
 
-    async def run_once(self) -> int:
-        """Processes one batch of entries and returns their number."""
+    async def run_once(self) -> InboxRun:
+        """Processes one batch of entries."""
         await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
-        await self._store_delays()
+        await self._schedule.store()
         entries = await self._inbox.take_inbox(_BATCH_SIZE, _LEASE_MS)
-        await self._accept([entry for entry in entries if entry.kind is InboxEntryKind.SEND])
+        refused = await self._accept([entry for entry in entries if entry.kind is InboxEntryKind.SEND])
         for entry in entries:
             if entry.kind is not InboxEntryKind.SEND:
                 await self._apply_isolated(entry)
         if entries:
             self._wake_worker()
-        return len(entries)
+        return InboxRun(len(entries), refused)
 
-    async def _accept(self, entries: Sequence[InboxEntry]) -> None:
-        """Accepts requests. Those that the store refuses become dead letters, and harm no other."""
+    async def _accept(self, entries: Sequence[InboxEntry]) -> int:
+        """Accepts requests. Those that the store refuses become dead letters, and harm no other.
+
+        Returns the number of dead letters.
+        """
         prepared = [one for entry in entries if (one := await self._accepted(entry)) is not None]
         if not prepared:
-            return
+            return 0
+        refused = 0
 
         async def accept(batch: Sequence[AcceptedEntry]) -> Sequence[None]:
-            await self._inbox.accept_inbox(batch)
+            nonlocal refused
+            result = await self._inbox.accept_inbox(batch)
+            refused += result.refused
+            if result.entries == len(batch):  # else another worker has accepted some of them
+                stored = [one.submission for one in batch]
+                self._observer.accepted(stored, [_acceptance(one) for one in stored])
             return [None] * len(batch)
 
         async def refuse(one: AcceptedEntry, error: StoreRejected) -> None:
-            await self._bury(one.entry, error)
+            nonlocal refused
+            refused += (await self._bury(one.entry, error)).refused
 
         await write_isolated(prepared, accept, refuse)
+        return refused
 
-    async def _bury(self, entry: InboxEntry, error: StoreRejected) -> None:
+    async def _bury(self, entry: InboxEntry, error: StoreRejected) -> InboxAcceptance:
         """Stores a refused request as a dead letter. If that is refused too, the entry stays in the inbox."""
         log.warning("the store refused an inbox entry, which becomes a dead letter: %s", error)
         for form in forms_of(self._dead_letter(entry, REFUSED_BY_STORE)):
             with suppress(StoreRejected):
-                await self._inbox.accept_inbox([AcceptedEntry(entry, form)])
-                return
+                return await self._inbox.accept_inbox([AcceptedEntry(entry, form)])
         log.error("inbox entry %d can be stored in no form; it stays in the inbox: %s", entry.number, error)
+        return InboxAcceptance(0)
 
     async def _accepted(self, entry: InboxEntry) -> AcceptedEntry | None:
         """Returns the submission of a request, or None if the request must be tried again later."""
@@ -132,7 +165,9 @@ class InboxReader:
             raw = msgspec.json.decode(entry.request)
             if not isinstance(raw, dict):
                 raise InvalidRequest("request", "is not a JSON object")
-            submission = await self._intake.prepare(entry.tenant, read_request(raw), earlier=earlier)
+            submission = await self._intake.prepare(
+                entry.tenant, read_request(raw), earlier=earlier, as_of=entry.enqueued_at
+            )
             if isinstance(submission, RepeatedRequest):
                 return self._repeated(entry, submission)
             if submission.lease_to is not None:
@@ -156,7 +191,7 @@ class InboxReader:
         if submission.idempotency_key is not None:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
-        return AcceptedEntry(entry, _with_id(submission, entry.id), otherwise)
+        return AcceptedEntry(entry, with_id(submission, entry.id), otherwise)
 
     def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
         """Returns the entry of a request that is no longer valid but was accepted before."""
@@ -198,6 +233,8 @@ class InboxReader:
             await self._inbox.remove_inbox([entry])
             return
         about = entry.notification_id or ""
+        if entry.kind is InboxEntryKind.RESEND and await self._has_resent_request(entry):
+            return
         command = Command(
             name=_COMMANDS[entry.kind],
             who=entry.who,
@@ -212,28 +249,20 @@ class InboxReader:
                 "%s of %s by %s is not possible: the notification is %s", entry.kind, about, entry.who, now
             )
 
-    async def _store_delays(self) -> None:
-        """Stores the default retry delays, which the SQL function `calculate_next_retry` returns."""
-        keys = MatchKeys("", "", "", Channel.PUSH, Priority.MEDIUM)
-        policy = self._policies.book.policy(keys, Mode.STANDARD)
-        delays = tuple(base_delay_ms(policy, attempt) for attempt in range(1, max(2, policy.max_attempts)))
-        if delays != self._stored_delays:
-            try:
-                await self._inbox.store_retry_delays(delays)
-            except StoreRejected as error:
-                log.warning("the store refused the retry delays for SQL functions: %s", error)
-            self._stored_delays = delays
+    async def _has_resent_request(self, entry: InboxEntry) -> bool:
+        """Resends the dead letter of a request that was never accepted, and removes the entry.
 
-
-def _with_id(submission: Submission, id_: str) -> Submission:
-    """Returns the submission with the id that the inbox returned to the author of the request.
-
-    It becomes the id of the notification, or of the batch if there are several notifications.
-    """
-    if len(submission.notifications) > 1:
-        return replace(submission, batch_id=id_)
-    (only,) = submission.notifications
-    return replace(submission, notifications=(replace(only, id=id_),))
+        If this process ends in between, another one repeats the entry, which creates no second notification.
+        """
+        try:
+            if not await self._resend_request(entry):
+                return False
+        except NotFound:
+            return False
+        except CommandRefused as error:
+            log.warning("%s by %s: %s", entry.kind, entry.who, error)
+        await self._inbox.remove_inbox([entry])
+        return True
 
 
 def _channel_and_type(request: str) -> tuple[Channel, str]:
@@ -244,3 +273,7 @@ def _channel_and_type(request: str) -> tuple[Channel, str]:
     except (msgspec.DecodeError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return Channel.QUEUE, UNREADABLE
     return channel, type_ if isinstance(type_, str) else UNREADABLE
+
+
+def _acceptance(submission: Submission) -> Acceptance:
+    return Acceptance(batch_id=submission.batch_id, ids=tuple(new.id for new in submission.notifications))

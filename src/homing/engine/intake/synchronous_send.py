@@ -14,6 +14,7 @@ from typing import Any
 
 from homing.core.errors import (
     DeliveryFailed,
+    DeliverySkipped,
     DeliveryTimeout,
     HomingError,
     StoreError,
@@ -22,9 +23,10 @@ from homing.core.errors import (
 )
 from homing.core.lifecycle.claims import Acceptance, Claim
 from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import ReceiptResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
-from homing.core.notifications import Notification, Reason
+from homing.core.notifications import Notification, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -48,8 +50,15 @@ _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 _RECORD_MS = 40
 """Time that is left to record the result of an attempt that takes as long as it may."""
 
-_WAIT_POLL_MS = 50
-"""Interval at which `wait_until_ended` reads the notification."""
+_FIRST_POLL_MS, _LAST_POLL_MS = 50, 1_000
+"""Shortest and longest interval at which `wait_until_ended` reads a notification.
+
+The interval is a twentieth of the time that was waited already, so that a long wait costs little.
+"""
+
+_BACKOFF_POLL_MS = 30_000
+"""Longest interval while the next attempt is further away than that. Only a command or a receipt could end
+the notification sooner."""
 
 
 class SynchronousSender:
@@ -89,8 +98,8 @@ class SynchronousSender:
 
         If the request was sent before, returns the result of the first send.
 
-        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The timeout of two seconds counts
-        from `began_ms`, the monotonic time of the caller's request.
+        Raises `DeliveryFailed`, `DeliverySkipped` or `DeliveryTimeout` if it was not sent. The timeout of two
+        seconds counts from `began_ms`, the monotonic time of the caller's request.
         """
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         stored: list[str] = []
@@ -185,6 +194,8 @@ class SynchronousSender:
         by_id = {claim.id: claim for claim in claims}
         refused = {*result.stale, *result.missing}
         self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
+        if result.failures:
+            self._observer.receipts_applied((), ReceiptResult(failures=result.failures))
 
     async def _settle(self, settlements: list[Settlement], claims: Sequence[Claim]) -> SettleResult:
         """Writes the settlements, or the first simpler form of them that the store does not refuse."""
@@ -256,6 +267,11 @@ class SynchronousSender:
         notification = found.notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
+        if notification.status is Status.SKIPPED:
+            raise DeliverySkipped(
+                f"Synchronous delivery skipped: {notification.reason}. Notification NOT queued.",
+                notification_id=notification.id,
+            )
         if notification.status not in SUCCESSFUL:
             why = notification.last_error or notification.reason or notification.status.value
             raise DeliveryFailed(
@@ -270,6 +286,8 @@ class SynchronousSender:
             duplicate=bool(answer.duplicates),
             provider_message_id=ids[-1] if ids else None,
             delivered_at=notification.delivered_at,
+            provider=notification.provider,
+            sent_at=notification.sent_at,
         )
 
 
@@ -280,10 +298,15 @@ async def wait_until_ended(
 
     Returns None if the tenant has no notification with that id.
     """
-    until_ms = clock.monotonic_ms() + timeout_ms
+    began_ms = clock.monotonic_ms()
+    until_ms = began_ms + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:
-        notification = history.notification
-        if notification.status not in LIVE or clock.monotonic_ms() >= until_ms:
+        notification, now_ms = history.notification, clock.monotonic_ms()
+        if notification.status not in LIVE or now_ms >= until_ms:
             return notification
-        await clock.sleep_ms(_WAIT_POLL_MS)
+        poll_ms = max(_FIRST_POLL_MS, min((now_ms - began_ms) // 20, _LAST_POLL_MS))
+        if notification.next_retry_at is not None:
+            due_ms = int(notification.next_retry_at.timestamp() * 1000) - clock.now_ms()
+            poll_ms = max(poll_ms, min(due_ms, _BACKOFF_POLL_MS, 10 * poll_ms))
+        await clock.sleep_ms(max(1, min(poll_ms, until_ms - now_ms)))
     return None

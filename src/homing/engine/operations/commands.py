@@ -19,7 +19,7 @@ from homing.core.plain_values import enum_member, is_storable, plain_text
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import read_filter
-from homing.core.send_request import address_of, provider_id
+from homing.core.send_request import address_of
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
@@ -113,11 +113,24 @@ class Commands:
         self._timers.rescheduled({result.resent[id]: found.priority})
         return result.resent[id]
 
-    async def _resend_request(self, dead: Notification, who: str, why: str, provider: str | None) -> str:
+    async def resend_if_request(self, id: str, *, new_id: str, who: str, why: str) -> bool:
+        """Resends the dead letter of a request that was never accepted, under the given id.
+
+        Returns False, and changes nothing, if the notification is not such a dead letter.
+        """
+        found = await self._queue.get(id)
+        if not is_dead_request(found):
+            return False
+        await self._resend_request(found, who, why, None, new_id)
+        return True
+
+    async def _resend_request(
+        self, dead: Notification, who: str, why: str, provider: str | None, new_id: str | None = None
+    ) -> str:
         plain_text(who, "who")
         plain_text(why, "why")
         try:
-            new = await self._sends.submit_again(dead, provider)
+            new = await self._sends.submit_again(dead, provider, new_id=new_id)
         except (InvalidRequest, IdempotencyConflict) as error:
             raise CommandRefused(
                 f"resend is not possible: the request in {dead.id} cannot be accepted: {error}"
@@ -144,6 +157,10 @@ class Commands:
                 "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
             )
         await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=chosen))
+
+    async def move_to_dead_letter(self, id: str, *, who: str, why: str = "") -> None:
+        """Ends a notification that waits, or is in doubt, as a dead letter. It can be resent later."""
+        await self._apply(id, Command(name=CommandName.FAIL, who=who, why=why))
 
     async def bulk(
         self,
@@ -238,7 +255,7 @@ class Commands:
     ) -> Command:
         chosen = outlet = None
         if provider is not None:
-            first = self._roster.first_step(notification.channel, provider_id(provider))
+            first = self._roster.first_step(notification.channel, provider)
             chosen, outlet = first.provider, first.outlet(notification.tenant, _address(notification))
         return Command(
             name=name,
@@ -272,7 +289,8 @@ class Commands:
         if id in result.refused:
             status = result.refused[id]
             hint = _hint(command.name, status)
-            raise CommandRefused(f"{command.name.value} is not possible: {id} is {status.value}. {hint}")
+            verb = "move" if command.name is CommandName.FAIL else command.name.value
+            raise CommandRefused(f"{verb} is not possible: {id} is {status.value}. {hint}")
         return result
 
     async def _matching(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -97,6 +97,8 @@ class Policies:
         self.book = PolicyBook(preset, self._configured.values())
         self.changed: Mapping[str, Entry] = {}
         """Entries of the rules that were added or replaced at runtime, by rule name."""
+        self.after_change: Callable[[], Awaitable[None]] | None = None
+        """Function that is called after a change by this process. None if there is nothing to do then."""
 
     async def refresh(self, *, max_age_ms: int = 0) -> None:
         """Reads the changes that any process made at runtime, and puts them in force.
@@ -218,7 +220,15 @@ class Policies:
             )
             if await self._registry.put([entry, note], who=who) is not None:
                 await self.refresh()
+                await self._call_after_change()
                 return change
+
+    async def _call_after_change(self) -> None:
+        if self.after_change is not None:
+            try:
+                await self.after_change()
+            except StoreError as error:  # a worker does it later
+                log.warning("the retry delays for SQL functions are not written yet: %s", error)
 
     async def _entries(self) -> tuple[Entry, ...]:
         found: list[Entry] = []

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import structs
+
 from homing.core.errors import InvalidRequest
 from homing.core.ids import uuid7
 from homing.core.notifications import Channel, Content, Priority, Recipient
 from homing.core.plain_values import enum_member, plain_text
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import Clock, RandomSource
-from homing.core.routing.breaker import Breaker, Phase, reopens_at
-from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
-from homing.core.send_request import ADDRESS_FIELD, address_of, provider_id
+from homing.core.routing.breaker import (
+    Breaker,
+    BreakerGate,
+    BreakerPolicy,
+    Phase,
+    check_gate,
+    phase_now,
+    reopens_at,
+)
+from homing.core.routing.provider_views import BreakerPolicyView, BreakerView, Health, ProviderView, Tried
+from homing.core.send_request import ADDRESS_FIELD, address_of
 from homing.core.times import moment
 from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.delivery.breakers import Breakers, find_problem
@@ -108,7 +118,7 @@ class ProviderOperations:
         await self._breakers.force(self._listed(provider).id, chosen, who, why)
 
     def _listed(self, provider: str) -> Listed:
-        listed = self._roster.get(provider_id(provider))
+        listed = self._roster.find(provider)
         if listed is None:
             known = ", ".join(one.id for one in self._roster)
             raise InvalidRequest("provider", f"{provider!r} is not configured; configured providers: {known}")
@@ -135,7 +145,8 @@ class ProviderOperations:
             channels=listed.channels,
             routes=places,
             weight=listed.weight,
-            breaker=breaker_view(self._breakers.state(listed.id)),
+            breaker=breaker_view(self._breakers.state(listed.id), self._breakers.now()),
+            breaker_policy=breaker_policy_view(listed.breaker_policy),
             max_in_flight=listed.max_in_flight,
             host_slots=listed.host_slots,
             rate_per_second=None if listed.rate is None else listed.rate.per_second,
@@ -143,14 +154,22 @@ class ProviderOperations:
         )
 
 
-def breaker_view(breaker: Breaker) -> BreakerView:
-    """Returns the public view of a breaker."""
+def breaker_policy_view(policy: BreakerPolicy) -> BreakerPolicyView:
+    """Returns the public view of a breaker's settings."""
+    return BreakerPolicyView(**structs.asdict(policy))
+
+
+def breaker_view(breaker: Breaker, now: int) -> BreakerView:
+    """Returns the public view of a breaker at the time `now`."""
     since = moment(breaker.changed_at) if breaker.changed_at else None
     if breaker.forced is not None:
         return BreakerView(
             phase=breaker.forced, forced=True, by=breaker.forced_by, why=breaker.forced_why, since=since
         )
-    at = reopens_at(breaker) if breaker.phase is not Phase.CLOSED else None
+    at = reopens_at(breaker) if check_gate(breaker, now) is BreakerGate.STOP else None
     return BreakerView(
-        phase=breaker.phase, why=breaker.why, since=since, until=None if at is None else moment(at)
+        phase=phase_now(breaker, now),
+        why=breaker.why,
+        since=since,
+        until=None if at is None else moment(at),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core.content.locales import LocalePolicy
 from homing.core.errors import InvalidRequest, NotFound, VersionConflict
 from homing.core.lifecycle.effects import (
     DEVICE,
@@ -54,13 +55,15 @@ _MAX_WHY_CHARS = 500
 class Recipients:
     """Recipient data of one tenant in the store. Every write names its author, `who`."""
 
-    def __init__(self, registry: Registry, tenant: str) -> None:
+    def __init__(self, registry: Registry, tenant: str, locales: LocalePolicy | None = None) -> None:
+        """Creates the operations. If `locales` is None, recipients may have any locale."""
         self._registry = registry
         self._tenant = tenant
+        self._locales = locales
 
     def of(self, tenant: str) -> Recipients:
         """Returns the recipients of another tenant."""
-        return Recipients(self._registry, tenant)
+        return Recipients(self._registry, tenant, self._locales)
 
     # Profiles ------------------------------------------------------------------------------------
 
@@ -68,9 +71,12 @@ class Recipients:
         """Creates or replaces a recipient, including devices, and returns it with its new version.
 
         If the recipient's `version` is set, raises `VersionConflict` unless it is the stored version.
-        Otherwise replaces any version.
+        Otherwise replaces any version. Raises `InvalidRequest` if the recipient has a locale in which no
+        message could be sent, where the settings reject such requests.
         """
         profile = read_profile(recipient, is_zone)
+        if profile.locale and self._locales is not None:
+            self._locales.check_preference(profile.locale)
         _check_who(who)
         while True:
             before = (await self._read(RECIPIENT, [profile.id])).get(profile.id)

@@ -9,51 +9,73 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
-from homing.core.notifications import Channel, Filter, History, Mode, Notification, Page, Priority, Status
+from homing.core.notifications import Channel, Filter, History, Notification, Page, Priority, Status
 from homing.core.plain_values import enum_member, is_storable, plain_text
-from homing.core.ports.runtime import Clock
+from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
-from homing.core.retry.backoff import base_delay_ms
+from homing.core.retry.backoff import base_delay_ms, delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
+from homing.core.routing.delivery_modes import mode_of
 from homing.core.routing.failover import next_step
+from homing.core.send_request import priority_of
 from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
     ErrorGroup,
     HealthMetrics,
+    QueueHealth,
     RetryInfo,
     RollUp,
     Tally,
     count_statuses,
 )
 from homing.core.times import moment, span_ms
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.operations.breaker_holds import BreakerHold, find_hold
 from homing.engine.operations.explain import Explanation, describe_progress
+from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, WorkerState, list_workers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, PROCESS_SUFFIX, WorkerState, list_workers
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.settings import AlertThresholds
 
 _PAGE = 500
+
+_DEFAULT_TYPE = "message"
+"""Type of a notification whose request names none."""
 
 
 class QueueOperations:
     """Read operations of one tenant."""
 
     def __init__(
-        self, tenant: str, *, backend: Backend, policies: Policies, roster: ProviderRoster, clock: Clock
+        self,
+        tenant: str,
+        *,
+        backend: Backend,
+        policies: Policies,
+        roster: ProviderRoster,
+        breakers: Breakers,
+        clock: Clock,
+        random_source: RandomSource,
+        thresholds: AlertThresholds,
     ) -> None:
         self.tenant = tenant
         self._backend = backend
         self._policies = policies
         self._roster = roster
+        self._breakers = breakers
         self._clock = clock
+        self._random_source = random_source
+        self._thresholds = thresholds
 
     async def get(self, id: str) -> Notification:
         """Returns one notification. Raises `NotFound` if this tenant has no notification with that id."""
@@ -85,8 +107,22 @@ class QueueOperations:
             resolution=resolution,
             verdict=describe_progress(history),
             next_step=self._next_step(history.notification, resolution.policy)
-            + await self._why_overdue(history.notification),
+            + await self._why_held_or_overdue(history.notification),
         )
+
+    async def find_hold(self, notification: Notification) -> BreakerHold | None:
+        """Returns the breaker that holds a waiting notification back, or None if none does.
+
+        A breaker that reopens before the next attempt is due holds nothing back. One that an operator holds
+        open only holds back what is due now.
+        """
+        if notification.status not in WAITING:
+            return None
+        await self._breakers.try_refresh()
+        hold, due = find_hold(notification, self._roster, self._breakers), notification.next_retry_at
+        if hold is None or (due is not None and due > (hold.until or await self._now())):
+            return None
+        return hold
 
     async def select_pending(
         self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
@@ -106,18 +142,49 @@ class QueueOperations:
         return await self._earliest_due(_limit(limit), due_time)
 
     def calculate_delay(
-        self, attempt: int, delay: timedelta | None = None, *, keys: MatchKeys | None = None
+        self,
+        attempt: int,
+        delay: timedelta | None = None,
+        *,
+        priority: Priority | str = Priority.MEDIUM,
+        type: str = _DEFAULT_TYPE,
+        origin: str = "",
+        channel: Channel | str = Channel.EMAIL,
+        keys: MatchKeys | None = None,
+        jitter: bool = False,
     ) -> timedelta:
-        """Returns the backoff after attempt number `attempt` at the only provider, without jitter.
+        """Returns the backoff after attempt number `attempt` at the only provider.
 
-        With several providers, moves at once are not counted in `attempt`. The backoff starts at `delay` and
-        doubles. If `delay` is None, it follows the policy that applies to `keys`, as this process has read it
-        last. If that was five seconds ago, the rules are read again for the next call; `await
-        policies.refresh()` reads them at once.
+        It is 0 if `attempt` is 0 or less. With several providers, moves at once are not counted in
+        `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy of a
+        notification with this priority, type, origin and channel, or with these `keys`, which also name a
+        tenant. `jitter` adds the policy's jitter, which differs with each call.
+
+        The rules are those that this process has read last. If that was five seconds ago, they are read again
+        for the next call; `await policies.refresh()` reads them at once.
         """
-        if attempt < 0:
-            raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
-        return timedelta(milliseconds=base_delay_ms(self._policy_for(delay, keys), attempt))
+        attempt = max(0, attempt)
+        policy = self._policy_for(delay, keys or self._keys(priority, type, origin, channel))
+        u = self._random_source.random() if jitter else 0.0
+        ms = delay_ms(policy, attempt, u) if jitter else base_delay_ms(policy, attempt)
+        return timedelta(milliseconds=ms)
+
+    def should_retry(
+        self,
+        attempt: int,
+        *,
+        priority: Priority | str = Priority.MEDIUM,
+        type: str = _DEFAULT_TYPE,
+        origin: str = "",
+        channel: Channel | str = Channel.EMAIL,
+        keys: MatchKeys | None = None,
+    ) -> bool:
+        """Returns True if the policy allows another attempt after attempt number `attempt` has failed.
+
+        The policy is found as in `calculate_delay`.
+        """
+        policy = self._policy_for(None, keys or self._keys(priority, type, origin, channel))
+        return attempt < policy.max_attempts
 
     def next_retry_time(
         self, notification: Notification, delay: timedelta | None = None, *, now: datetime | None = None
@@ -141,7 +208,7 @@ class QueueOperations:
         """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
         await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
-        policy = self.policy_of(n) if delay is None else self._policy_for(delay, None)
+        policy = self.policy_of(n) if delay is None else RetryPolicy(base_ms=span_ms(delay, "delay"))
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
         counted = n.attempt_count - n.moves
         remaining = max(0, allowed - counted)
@@ -164,9 +231,12 @@ class QueueOperations:
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
-        """Returns counts of notifications, one row per number of attempts made."""
-        tallies = await self._backend.tallies(self.tenant)
-        numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
+        """Returns counts of unsuccessful notifications, one row per number of attempts made.
+
+        Notifications that were sent, or ended without a failure, are not counted.
+        """
+        found = await self._backend.tallies(self.tenant)
+        tallies = [t for t in found if t.attempts and (t.status in LIVE or t.status is Status.FAILED)]
         return tuple(
             AttemptStatistics(
                 attempts=n,
@@ -174,34 +244,54 @@ class QueueOperations:
                 pending_count=count_statuses([t for t in tallies if t.attempts == n], *WAITING),
                 failed_count=count_statuses([t for t in tallies if t.attempts == n], Status.FAILED),
             )
-            for n in numbers
+            for n in sorted({t.attempts for t in tallies if t.count})
         )
 
     async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
-        """Returns the success rate per number of attempts. Purged notifications are included."""
+        """Returns the success rate per number of attempts made, of all notifications, purged ones included.
+
+        A notification that is still waiting or being sent counts in the total.
+        """
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
-            sent = _ever([t for t in tallies if t.attempts == n], *SUCCESSFUL)
-            failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
-            if total := sent + failed:
+            these = [t for t in tallies if t.attempts == n]
+            sent, failed = _ever(these, *SUCCESSFUL), _ever(these, Status.FAILED)
+            if total := sum(t.count + t.purged for t in these):
                 rate = round(100.0 * sent / total, 2)
                 rows.append(
                     AttemptSuccess(attempts=n, total=total, succeeded=sent, failed=failed, success_rate=rate)
                 )
         return tuple(rows)
 
-    async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
+    async def waiting(
+        self,
+        delay: timedelta | None = None,
+        *,
+        limit: int = 50,
+        by: Literal["due", "last-attempt"] = "due",
+    ) -> tuple[Notification, ...]:
         """Returns notifications that were attempted before and are not due yet, earliest first.
 
-        If `delay` is given, the due times are computed from it instead of the policy.
+        If `delay` is given, the due times are computed from it instead of the policy, and `next_retry_at` of
+        each notification is such a time. With `by` set to `last-attempt`, returns all that wait for a retry,
+        due or not, with the oldest last attempt first.
         """
+        if by not in ("due", "last-attempt"):
+            raise InvalidRequest("by", f"is {by!r}; it must be due or last-attempt")
+        if by == "last-attempt":
+            if delay is not None:
+                raise InvalidRequest("delay", "has no effect on the order by the last attempt")
+            return (await self._backend.retrying(self.tenant, limit=_limit(limit))).items
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
-        return await self._earliest_due(
-            _limit(limit), lambda n: self.next_retry_time(n, delay, now=now) if n.attempt_count else None
-        )
+
+        def due_time(n: Notification) -> datetime | None:
+            return self.next_retry_time(n, delay, now=now) if n.attempt_count else None
+
+        found = await self._earliest_due(_limit(limit), due_time)
+        return tuple(structs.replace(n, next_retry_at=due_time(n)) for n in found)
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
         """Returns at most `limit` waiting notifications that were attempted before.
@@ -219,11 +309,7 @@ class QueueOperations:
     async def health_metrics(self) -> HealthMetrics:
         """Returns metrics about retries: how many there are, and how often they succeed."""
         tallies = await self._backend.tallies(self.tenant)
-        retried = [
-            t
-            for t in tallies
-            if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
-        ]
+        retried = _retried(tallies)
         retrying = sum(t.count for t in retried)
         sent = _ever(tallies, *SUCCESSFUL)
         failed = _ever(tallies, Status.FAILED)
@@ -231,7 +317,7 @@ class QueueOperations:
         total = sum(t.count + t.purged for t in tallies)
         return HealthMetrics(
             total_retrying=retrying,
-            avg_attempts=round(sum(t.attempts * t.count for t in retried) / retrying, 1) if retrying else 0.0,
+            avg_attempts=average_attempts(tallies),
             max_attempts=max((t.attempts for t in retried), default=0),
             oldest_retry=await self._backend.oldest_retry_at(self.tenant),
             pending_retry_count=count_statuses(tallies, Status.RETRYING),
@@ -247,9 +333,24 @@ class QueueOperations:
             retry_recovery_rate=_per_cent(recovered, sent),
         )
 
-    async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Returns dead letters grouped by error, the largest group first."""
-        return await self._backend.error_groups(self.tenant, limit=_limit(limit))
+    async def health(self) -> QueueHealth:
+        """Returns the metrics about retries, and compares the figures of this tenant with the thresholds."""
+        metrics = await self.health_metrics()
+        checks = check_thresholds(await read_figures(self._backend, self.tenant), self._thresholds)
+        healthy = not any(check.exceeded for check in checks)
+        return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
+
+    async def error_groups(
+        self, limit: int = 50, *, status: Status | str = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
+        """Returns dead letters grouped by error, the largest group first.
+
+        With the status `retrying`, groups what waits for a retry instead, by the error of the last attempt.
+        """
+        chosen = enum_member(Status, status, "status")
+        if chosen not in (Status.FAILED, Status.RETRYING):
+            raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
+        return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
 
     async def queue_counts(self) -> dict[str, int]:
         """Returns the number of notifications by status."""
@@ -272,15 +373,20 @@ class QueueOperations:
     def _allowed(self, n: Notification) -> int:
         return allowed_attempts(n, self.policy_of(n))
 
-    def _policy_for(self, delay: timedelta | None, keys: MatchKeys | None) -> RetryPolicy:
+    def _keys(self, priority: Priority | str, type: str, origin: str, channel: Channel | str) -> MatchKeys:
+        return MatchKeys(
+            self.tenant, type, origin, enum_member(Channel, channel, "channel"), priority_of(priority)
+        )
+
+    def _policy_for(self, delay: timedelta | None, keys: MatchKeys) -> RetryPolicy:
+        """Returns the policy of a queued notification with these keys, or one that starts at `delay`."""
         if delay is not None:
             return RetryPolicy(base_ms=span_ms(delay, "delay"))
-        if keys is None:
-            raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
         channel = enum_member(Channel, keys.channel, "channel")
-        priority = enum_member(Priority, keys.priority, "priority")
+        priority = priority_of(keys.priority)
+        mode = mode_of(synchronous=False, type_=keys.type, priority=priority, bulk=False)
         return self._policies.recent_book().policy(
-            structs.replace(keys, channel=channel, priority=priority), Mode.STANDARD
+            structs.replace(keys, channel=channel, priority=priority), mode
         )
 
     def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
@@ -311,6 +417,11 @@ class QueueOperations:
         then = f" (then {other.provider} {when}, after {failures})" if other else ""
         return f"{then}; spent: {', '.join(n.spent)}" if n.spent else then
 
+    async def _why_held_or_overdue(self, n: Notification) -> str:
+        """Returns a remark for a notification that cannot be attempted when it is due, and why."""
+        hold = await self.find_hold(n)
+        return await self._why_overdue(n) if hold is None else f"; {hold.describe()}"
+
     async def _why_overdue(self, n: Notification) -> str:
         """Returns a remark for a notification that is overdue because no live worker can send it."""
         if n.status not in WAITING or n.next_retry_at is None:
@@ -318,7 +429,12 @@ class QueueOperations:
         late = await self._now() - n.next_retry_at
         if late <= timedelta(milliseconds=OVERDUE_AFTER_MS):
             return ""
-        live = [one for one in await list_workers(self._backend) if one.state is WorkerState.LIVE]
+        workers = await list_workers(self._backend)
+        live = [one for one in workers if one.state is WorkerState.LIVE]
+        runs = [one.seen_at for one in workers if one.name.endswith(PROCESS_SUFFIX)]
+        if not live and runs:
+            last = max(runs).isoformat(timespec="seconds")
+            return f"; it is overdue, and the last run of homing process was at {last}"
         if not live:
             return "; it is overdue because no worker is live: start homing worker"
         if all(n.provider not in one.providers for one in live):
@@ -350,6 +466,22 @@ class QueueOperations:
 
     async def _now(self) -> datetime:
         return moment(await self._backend.now_ms())
+
+
+def average_attempts(tallies: Sequence[Tally]) -> float:
+    """Returns the average number of attempts of the notifications that are or were retried, or 0."""
+    retried = _retried(tallies)
+    number = sum(t.count for t in retried)
+    return round(sum(t.attempts * t.count for t in retried) / number, 1) if number else 0.0
+
+
+def _retried(tallies: Sequence[Tally]) -> list[Tally]:
+    """Returns the counts of the notifications that are being retried, or have failed after a retry."""
+    return [
+        t
+        for t in tallies
+        if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
+    ]
 
 
 def _ever(tallies: Sequence[Tally], *statuses: Status) -> int:

@@ -16,6 +16,10 @@ OVERDUE_AFTER_MS = 60_000
 """Work that has been due for longer than this counts as overdue."""
 
 
+PROCESS_SUFFIX = ":process"
+"""End of the name under which the runs of `homing process` on a host send their heartbeats."""
+
+
 class WorkerState(StrEnum):
     """Whether a worker is alive."""
 
@@ -81,11 +85,18 @@ async def find_overdue_ms(backend: Backend, *, enough_ms: int | None = None) -> 
     return worst
 
 
-async def find_unattended_ms(backend: Backend) -> int:
-    """Returns how long some work has been due without a live worker. 0 if a worker is alive."""
-    if await count_live_workers(backend):
+async def find_unattended_ms(backend: Backend, *, enough_ms: int) -> int:
+    """Returns how long some work has been due without a live worker. 0 if a worker is alive.
+
+    It is not longer than the time since the last heartbeat, which a run of `homing process` sends too: that
+    run may have left work that a breaker held back. Stops looking for overdue work beyond `enough_ms`.
+    """
+    workers = await list_workers(backend)
+    if any(worker.state is WorkerState.LIVE for worker in workers):
         return 0
-    return await find_overdue_ms(backend, enough_ms=OVERDUE_AFTER_MS)
+    overdue_ms, now = await find_overdue_ms(backend, enough_ms=enough_ms), moment(await backend.now_ms())
+    silent = (now - worker.seen_at for worker in workers if worker.state is WorkerState.DEAD)
+    return min((overdue_ms, *(int(one.total_seconds() * 1000) for one in silent)))
 
 
 def describe_unattended(unattended_ms: int) -> str:

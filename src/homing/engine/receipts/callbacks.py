@@ -20,7 +20,6 @@ from homing.core.ports.stores import Backend
 from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import BounceFailover, MatchKeys, RetryPolicy
 from homing.core.routing.failover import Route
-from homing.core.send_request import provider_id
 from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.isolation import write_in_parts
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
@@ -181,7 +180,7 @@ class CallbackHandler:
             log.warning("cannot write an alert, the store is unavailable; trying again later: %s", error)
 
     def _provider_with_callbacks(self, provider: str) -> Listed:
-        listed = self._roster.get(provider_id(provider))
+        listed = self._roster.find(provider)
         if listed is not None and isinstance(listed.provider, SupportsCallbacks):
             return listed
         supporting = [one.id for one in self._roster if isinstance(one.provider, SupportsCallbacks)]

@@ -65,7 +65,7 @@ class LostCommits:
         self._history = ""
         self._actions: list[Callable[[], Awaitable[object]]] = []
         self._suspects: list[_Batch] | None = None
-        """Batches that were acknowledged before the history changed. None if they were looked up since."""
+        """What was remembered when the history changed. None if it was looked up since."""
         self._report: asyncio.Task[None] | None = None
 
     def on_change(self, action: Callable[[], Awaitable[object]]) -> None:
@@ -127,28 +127,46 @@ class LostCommits:
         If the history changes again meanwhile, looks once more.
         """
         try:
-            while (batches := self._suspects) is not None:
+            while (suspects := self._suspects) is not None:
                 self._suspects = None
                 await self._until_available(self._run_actions)
-                since = await self._until_available(self._find_purged_until)
-                at_of = {id: at for at, requests in batches if at > since for ids in requests for id in ids}
-                lost = await self._find_lost([id for id in at_of if id not in self._reported])
-                self._reported = (self._reported & at_of.keys()) | lost
-                if lost:
-                    await self._raise_alert({id: at_of[id] for id in lost})
+                if lost := await self._find_lost(suspects):
+                    self._reported |= lost.keys()
+                    await self._raise_alert(lost)
                 else:
-                    log.info("the store may have lost commits, but it has all of %d recent ids", len(at_of))
+                    log.info(
+                        "the store may have lost commits, but none of %d recent notifications", self._ids
+                    )
         except Exception:
             log.exception("lost commits could not be looked up")
 
-    async def _find_lost(self, ids: Iterable[str]) -> set[str]:
-        lost, left = set[str](), iter(ids)
-        while some := list(islice(left, _IDS_PER_READ)):
-            await self._until_available(partial(self._add_missing, some, lost))
-        return lost
+    async def _find_lost(self, suspects: Sequence[_Batch]) -> dict[str, int]:
+        """Returns the lost ids that were not reported, each with the time at which it was acknowledged.
 
-    async def _add_missing(self, ids: Sequence[str], lost: set[str]) -> None:
-        lost |= await self._backend.find_missing(ids)
+        The loss may come during the look-up, after more ids were acknowledged or after some were found. So
+        all are looked up again until no more are lost: a report has everything that one loss took.
+        """
+        lost = dict[str, int]()
+        while True:
+            batches = (*suspects, *self._acknowledged)  # some may be forgotten or acknowledged by now
+            at_of = {id: at for at, requests in batches for ids in requests for id in ids}
+            self._reported &= at_of.keys()
+            known = self._reported | lost.keys()
+            missing = await self._find_missing(id for id in at_of if id not in known)
+            until = await self._until_available(self._find_purged_until)  # a purge records this first
+            more = {id: at_of[id] for id in missing if at_of[id] > until}
+            if not more:
+                return lost
+            lost |= more
+
+    async def _find_missing(self, ids: Iterable[str]) -> set[str]:
+        missing, left = set[str](), iter(ids)
+        while some := list(islice(left, _IDS_PER_READ)):
+            await self._until_available(partial(self._add_missing, some, missing))
+        return missing
+
+    async def _add_missing(self, ids: Sequence[str], missing: set[str]) -> None:
+        missing |= await self._backend.find_missing(ids)
 
     async def _raise_alert(self, lost: Mapping[str, int]) -> None:
         """Reports lost ids, each with the time at which it was acknowledged."""

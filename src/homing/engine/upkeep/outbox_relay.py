@@ -31,6 +31,9 @@ _LEASE_MS = 30_000
 
 _BATCH = 200
 
+_MAX_ROUNDS = 500
+"""Number of batches per sink that one call of `run_until_empty` publishes at most."""
+
 _PUBLISH_TIMEOUT_S = 20
 """Shorter than the lease, so that a sink gets no events from two relays at once."""
 
@@ -136,6 +139,12 @@ class OutboxRelay:
         """Publishes one batch to each sink, and returns the number of events that were published."""
         return sum(await asyncio.gather(*(self._publish_batch(one) for one in self._relays)))
 
+    async def run_until_empty(self) -> None:
+        """Publishes the events that wait, for a process that does not run long enough to come back."""
+        for _ in range(_MAX_ROUNDS):
+            if await self.run_once() < _BATCH:
+                return
+
     async def close(self) -> None:
         """Lets other processes take over the sinks, and closes the sinks."""
         for one in self._relays:
@@ -156,6 +165,12 @@ class OutboxRelay:
                 published = await self._publish_batch(one)
             if published < _BATCH:
                 await self._clock.sleep_ms(_POLL_MS)
+
+    async def mark_seen(self) -> None:
+        """Marks the sinks as seen, if that is due. For a process in which `run` does not run."""
+        for one in self._relays:
+            if self._clock.monotonic_ms() >= one.next_seen_ms:
+                await self._mark_seen(one)
 
     async def _mark_seen(self, one: _SinkRelay) -> None:
         one.next_seen_ms = self._clock.monotonic_ms() + _SEEN_EVERY_MS

@@ -1,63 +1,53 @@
-"""Raises alerts if the retry backlog, failure rate, age of retries or growth of dead letters is too high."""
+"""Raises an alert for each threshold that is exceeded, such as that of the retry backlog.
+
+What the last check has found is kept in the store, because another process may make the next one.
+"""
 
 from __future__ import annotations
 
-from homing.core.notifications import Status
-from homing.core.ports.stores import Backend
-from homing.core.statistics import count_statuses
-from homing.engine.settings import AlertThresholds
-from homing.engine.upkeep.alerts import Alerts
+from collections.abc import Iterable
 
-_HOUR_MS = 3_600_000
+from homing.core.ports.stores import Backend, Entry
+from homing.core.request_decoding import to_camel_case
+from homing.engine.operations.health import check_thresholds, read_figures
+from homing.engine.operations.policies import EVERY_TENANT
+from homing.engine.settings import AlertThresholds
+from homing.engine.upkeep.alerts import ALERT_MEMORY, Alerts
+
+_KEY = "thresholds"
 
 
 class ThresholdMonitor:
-    """Compares the counts of all tenants with the thresholds, and raises alerts."""
+    """Compares the figures of all tenants with the thresholds, and raises alerts."""
 
     def __init__(self, backend: Backend, alerts: Alerts, thresholds: AlertThresholds) -> None:
         self._backend = backend
         self._alerts = alerts
         self._limits = thresholds
-        self._raised: set[str] = set()
-        self._dead_letters: int | None = None
+        self._queued: set[str] = set()
+        """Metrics whose alerts were queued, but could not be written. They stay queued."""
 
     async def check(self) -> None:
         """Raises an alert if a threshold is exceeded, once until the value is within the threshold again."""
-        now = await self._backend.now_ms()
-        tallies = await self._backend.tallies(None)
-        limits = self._limits
-        backlog = count_statuses(tallies, Status.RETRYING)
-        await self._raise_alert(
-            "RetryBacklog", backlog > limits.retry_backlog, f"{backlog} notifications wait for a retry"
-        )
-        rate, ended = await self._failure_rate()
-        high = ended >= limits.failure_rate_of and rate > limits.failure_rate
-        await self._raise_alert("FailureRate", high, f"{rate:.1f} % of {ended} failed in the last hour")
-        oldest = await self._backend.oldest_retry_at(None)
-        age_ms = 0 if oldest is None else now - int(oldest.timestamp() * 1000)
-        old = age_ms > limits.oldest_retry_ms
-        await self._raise_alert("OldestRetry", old, f"a retry has waited for {age_ms // _HOUR_MS} hours")
-        dead = count_statuses(tallies, Status.FAILED)
-        grown = dead - (dead if self._dead_letters is None else self._dead_letters)
-        self._dead_letters = dead
-        await self._raise_alert(
-            "DeadLettersGrowing",
-            grown > limits.dead_letters_growing,
-            f"{grown} new dead letters, {dead} in total",
-        )
-
-    async def _failure_rate(self) -> tuple[float, int]:
-        sums = await self._backend.roll_ups(None, since_ms=_HOUR_MS)
-        failed = sum(s.failed for s in sums)
-        ended = failed + sum(s.sent for s in sums)
-        return (100.0 * failed / ended if ended else 0.0), ended
-
-    async def _raise_alert(self, name: str, exceeded: bool, message: str) -> None:
-        if not exceeded:
-            self._raised.discard(name)
-            return
-        if name in self._raised:
-            return
-        self._alerts.add(name, message)
-        self._raised.add(name)
+        raised = await self._load_raised()
+        checks = check_thresholds(await read_figures(self._backend, None), self._limits)
+        exceeded = {check.metric: check for check in checks if check.exceeded}
+        for metric, check in exceeded.items():
+            if metric not in raised | self._queued:
+                details = {"metric": to_camel_case(metric), "value": check.value, "limit": check.limit}
+                self._alerts.add(check.name, check.message, **details)
+        self._queued = set(exceeded)
         await self._alerts.flush()
+        if raised != self._queued:
+            await self._save_raised(exceeded)
+        self._queued = set()
+
+    async def _load_raised(self) -> set[str]:
+        """Returns the metrics whose threshold was exceeded at the last check of any process."""
+        entry = (await self._backend.get_many(EVERY_TENANT, ALERT_MEMORY, [_KEY])).get(_KEY)
+        return set() if entry is None else set(entry.value["raised"])
+
+    async def _save_raised(self, metrics: Iterable[str]) -> None:
+        value = {"raised": sorted(metrics)}
+        entry = Entry(tenant=EVERY_TENANT, kind=ALERT_MEMORY, key=_KEY, value=value, version=-1)
+        await self._backend.put([entry], who="homing")

@@ -102,10 +102,11 @@ class Upkeep:
             await self.run_once()
             await self._clock.sleep_ms(self._reap_every_ms())
 
-    async def run_once(self) -> None:
+    async def run_once(self, *, reap: bool = True) -> None:
         """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them.
 
-        A task that fails does not keep the others from running, unless the store is unavailable.
+        Without `reap`, leases are not reclaimed. A task that fails does not keep the others from running,
+        unless the store is unavailable.
         """
         try:
             leads = await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms())
@@ -113,7 +114,8 @@ class Upkeep:
             if not leads:
                 return
             await self._every("clock", _CLOCK_EVERY_MS, self._check_clock)
-            await self._run_task("reclaim", self.reap)
+            if reap:
+                await self._run_task("reclaim", self.reap)
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
@@ -126,6 +128,30 @@ class Upkeep:
             self._observer.store_failed("upkeep", error)
         except Exception:
             log.exception("upkeep failed; trying again in the next round")
+
+    async def check_health(self) -> None:
+        """Checks the providers with an open breaker before a single run, if that is due.
+
+        A provider that works again is then tried in this run.
+        """
+        await self._breakers.refresh()
+        if self._breakers.any_open():
+            await self._every("health", self._health_every_ms(), self._breakers.check_health)
+
+    async def run_after_process(self) -> None:
+        """Runs the tasks that are due after a single run of `process`, which has reclaimed leases itself.
+
+        Alerts that were raised shortly before, perhaps by another process, are not repeated.
+        """
+        mono = self._clock.monotonic_ms()
+        if mono < self._due_ms.get("look", mono):
+            return
+        try:
+            await self._alerts.load_memory()
+            await self.run_once(reap=False)
+            await self._alerts.save_memory()
+        except StoreError as error:
+            log.warning("upkeep cannot run, the store is unavailable: %s", error)
 
     async def reap(self) -> int:
         """Reclaims and settles notifications whose lease has expired or whose deadline has passed.

@@ -22,7 +22,7 @@ from homing.providers.common.response_parsing import (
     parse_past_time_ms,
     redacted_error_text,
 )
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import SecretSetting, read_secrets
 
 KEY_HEADER = "x-webhook-key"
 
@@ -56,8 +56,8 @@ _ENGAGEMENT_EVENTS = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
 class AcsCallbacks:
     """Verifies and reads the callbacks of Event Grid."""
 
-    def __init__(self, key: str | Secret, *, has_notification_ids: bool) -> None:
-        self._key = read_secret("webhook_key", key).reveal().encode() if key else None
+    def __init__(self, keys: SecretSetting, *, has_notification_ids: bool) -> None:
+        self._keys = tuple(key.reveal().encode() for key in read_secrets("webhook_key", keys))
         self._has_notification_ids = has_notification_ids
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
@@ -82,7 +82,7 @@ class AcsCallbacks:
         return ParsedCallback(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
 
     def _check(self, callback: Callback) -> None:
-        if self._key is None:
+        if not self._keys:
             raise CallbackRefused("webhook_key is not set, so callbacks cannot be verified")
         given = callback.headers.get(KEY_HEADER)
         if given is None:
@@ -91,7 +91,8 @@ class AcsCallbacks:
                 given = query.get(KEY_PARAMETER, [""])[0]
             except ValueError:
                 given = ""
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
+        said = given.encode("utf-8", "replace")
+        if not any(hmac.compare_digest(said, key) for key in self._keys):
             raise CallbackRefused("the callback's key does not match webhook_key")
 
     def _receipts(self, kind: str, event: dict[str, Any], now_ms: int) -> list[Receipt]:

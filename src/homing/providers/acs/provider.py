@@ -32,7 +32,6 @@ from homing.providers.common.http_provider import (
     HttpProvider,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.response_parsing import (
@@ -42,7 +41,7 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 
 _TABLE = load_error_table("acs")
 
@@ -94,7 +93,7 @@ class AcsProvider(HttpProvider):
         engagement_tracking: bool | None = None,
         default_subject: str = DEFAULT_SUBJECT,
         unsubscribe_mailto: str | None = None,
-        webhook_key: str | Secret = "",
+        webhook_key: SecretSetting = "",
         now_ms: WallClock = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
@@ -187,7 +186,7 @@ class AcsProvider(HttpProvider):
             return None
         now_ms = self._now_ms()
         answer = await self._transport.send(
-            self._status_request(operation, now_ms), timeout_ms=transport_timeout_ms(delivery.timeout_ms)
+            self._status_request(operation, now_ms), timeout_ms=delivery.timeout_ms
         )
         if not isinstance(answer, HttpResponse) or answer.status != 200:
             return None

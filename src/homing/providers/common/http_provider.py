@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote_plus, urlsplit
 
 from homing.core.errors import ConfigError
@@ -36,15 +36,6 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def transport_timeout_ms(timeout_ms: int) -> int:
-    """Returns an attempt's timeout minus a margin for the engine: a tenth of it, but at most a second.
-
-    The transport must time out before the engine does, even on a busy machine. Only the transport can report
-    whether the request was written; an attempt that the engine aborts is ambiguous.
-    """
-    return timeout_ms - min(1_000, timeout_ms // 10)
-
-
 class Unsendable(Exception):
     """Raised if a notification cannot be sent with this provider. `outcome` is the outcome of the attempt."""
 
@@ -55,6 +46,8 @@ class Unsendable(Exception):
 
 class HttpProvider(ABC):
     """Base class of HTTP providers. A subclass builds the requests and classifies the responses."""
+
+    ends_in_time: ClassVar[bool] = True
 
     def __init__(self, transport: Transport, now_ms: WallClock = wall_clock_ms) -> None:
         self._transport = transport
@@ -81,7 +74,7 @@ class HttpProvider(ABC):
             request = self.build(delivery, self._now_ms())
         except Unsendable as refusal:
             return refusal.outcome
-        answer = await self._transport.send(request, timeout_ms=transport_timeout_ms(delivery.timeout_ms))
+        answer = await self._transport.send(request, timeout_ms=delivery.timeout_ms)
         return self._outcome(answer, self._now_ms())
 
     @property
@@ -100,9 +93,7 @@ class HttpProvider(ABC):
         unsent: list[tuple[Any, Outcome | BaseException]] = []
         for delivery, handle in batch:
             try:
-                exchanges.append(
-                    (self.build(delivery, now_ms), transport_timeout_ms(delivery.timeout_ms), handle)
-                )
+                exchanges.append((self.build(delivery, now_ms), delivery.timeout_ms, handle))
             except Unsendable as refusal:
                 unsent.append((handle, refusal.outcome))
             except BaseException as error:  # concerns this attempt alone

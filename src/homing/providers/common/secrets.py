@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from homing.core.errors import ConfigError
@@ -47,13 +48,26 @@ def read_secret(field: str, given: str | Secret) -> Secret:
     if kind == "file":
         try:
             read = Path(where).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            message = f"refers to a file that cannot be read: {type(error).__name__}"
-            raise ConfigError(field, message) from None
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError(field, f"refers to the file {where}, which cannot be read: {why}") from None
+        except ValueError:  # the name or the content; the name may be a credential with a wrong prefix
+            raise ConfigError(field, "refers to a file that is not a text file") from None
         if not read:
-            raise ConfigError(field, "refers to a file that is empty")
+            raise ConfigError(field, f"refers to the file {where}, which is empty")
         return Secret(read)
     return Secret(given)
+
+
+SecretSetting = str | Secret | Sequence[str | Secret]
+"""A setting with one credential or, while a credential is being replaced, a list with the new one first."""
+
+
+def read_secrets(field: str, given: SecretSetting) -> tuple[Secret, ...]:
+    """Reads one or several credentials, each as `read_secret` does. Empty ones are left out."""
+    if isinstance(given, (str, Secret)):
+        return (read_secret(field, given),) if given else ()
+    return tuple(read_secret(f"{field}[{place}]", one) for place, one in enumerate(given) if one)
 
 
 def read_header_secret(field: str, given: str | Secret) -> Secret:

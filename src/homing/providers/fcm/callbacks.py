@@ -7,8 +7,6 @@ the event's id, so a repeated report changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from msgspec import Struct
 
@@ -16,12 +14,8 @@ from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import parse_past_time_ms, redacted_error_text
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import SecretSetting, read_secrets
 from homing.providers.common.standard_webhooks import SigningKey, verify_webhook
-
-SecretSetting = str | Secret | Sequence[str | Secret]
-"""One secret, or the old and the new one while the secret is being changed."""
-
 
 _MAX_BODY_BYTES = 64 * 1024
 
@@ -43,8 +37,7 @@ class FcmCallbacks:
 
     def __init__(self, project_id: str, callback_secret: SecretSetting = ()) -> None:
         self._name_prefix = f"projects/{project_id}/messages/"
-        given = (callback_secret,) if isinstance(callback_secret, (str, Secret)) else callback_secret
-        self._secrets = [read_secret("callback_secret", one) for one in given if one]
+        self._secrets = read_secrets("callback_secret", callback_secret)
         for one in self._secrets:
             SigningKey(one, "callback_secret")  # fails at start if the secret is wrong
 

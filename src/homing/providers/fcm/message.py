@@ -75,7 +75,7 @@ class FcmMessageBuilder:
         if shown:
             message["notification"] = shown
         if content.data:
-            _check_data(content.data)
+            content = content._replace(data=_text_data(content.data))
             message["data"] = content.data
         message.update(self._options)
         message.update(self._platforms_of(delivery, content.silent, now_ms))
@@ -137,20 +137,16 @@ def _shown(content: PushContent) -> dict[str, str]:
     return {} if content.silent else {name: part for name, part in parts.items() if part is not None}
 
 
-def _check_data(data: JsonTable) -> None:
-    """Raises `Unsendable` if a value is not text or a name is reserved.
+def _text_data(data: JsonTable) -> dict[str, str]:
+    """Returns the data with every value as text, because FCM accepts only text. Other values become JSON.
 
-    FCM would reject the whole message.
+    Raises `Unsendable` if a name is reserved, because FCM would reject the whole message.
     """
-    for key, value in data.items():
-        field = f"content.data.{key[:50]}"
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            raise build_refusal(
-                "fcm", "data", f"{field} is {kind}; FCM accepts only text, so write it as text"
-            )
+    for key in data:
         if key in _RESERVED or key.startswith(_RESERVED_PREFIXES):
+            field = f"content.data.{key[:50]}"
             raise build_refusal("fcm", "data", f"{field} has a name that FCM reserves; choose another one")
+    return {key: one if isinstance(one, str) else _encode(one).decode() for key, one in data.items()}
 
 
 def _check_payload(shown: JsonTable, data: JsonTable) -> None:

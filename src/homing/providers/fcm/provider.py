@@ -25,11 +25,10 @@ from homing.providers.common.http_provider import (
     Unsendable,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import (
     AccessToken,
@@ -38,7 +37,7 @@ from homing.providers.fcm.access_tokens import (
     ServiceAccount,
     ServiceAccountTokens,
 )
-from homing.providers.fcm.callbacks import FcmCallbacks, SecretSetting
+from homing.providers.fcm.callbacks import FcmCallbacks
 from homing.providers.fcm.message import FcmMessageBuilder, JsonTable
 
 _PROJECT = re.compile(r"[a-z0-9.:-]{1,100}")
@@ -106,7 +105,7 @@ class FcmProvider(HttpProvider):
         return self._callbacks.handle_callback(callback, now_ms)
 
     async def send(self, delivery: Delivery) -> Outcome:
-        left_ms = _countdown(transport_timeout_ms(delivery.timeout_ms))
+        left_ms = _countdown(delivery.timeout_ms)
         try:
             request = self.build(delivery, self._now_ms())
         except Unsendable as refusal:

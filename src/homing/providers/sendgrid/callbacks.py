@@ -14,7 +14,7 @@ from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import decode_json, parse_past_time_ms, redacted_error_text
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import SecretSetting, read_secrets
 
 NOTIFICATION_ARG = "homing_notification_id"
 
@@ -35,14 +35,13 @@ VerifySignature = Callable[[bytes, bytes], bool]
 
 
 class SendGridCallbacks:
-    """Verifies callbacks with the account's public key, which is parsed once, and reads them."""
+    """Verifies callbacks with the account's public keys, which are parsed once, and reads them."""
 
-    def __init__(self, public_key: str | Secret, tolerance_ms: int) -> None:
+    def __init__(self, public_keys: SecretSetting, tolerance_ms: int) -> None:
         if tolerance_ms < 0:
             raise ConfigError("webhook_tolerance_ms", "is negative; use 0 to accept signatures of any age")
-        self._verify = (
-            load_verifier(read_secret("webhook_public_key", public_key).reveal()) if public_key else None
-        )
+        keys = read_secrets("webhook_public_key", public_keys)
+        self._verifiers = tuple(load_verifier(key.reveal()) for key in keys)
         self._tolerance_ms = tolerance_ms
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
@@ -64,7 +63,7 @@ class SendGridCallbacks:
         return ParsedCallback(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
 
     def _check(self, callback: Callback, now_ms: int) -> None:
-        if self._verify is None:
+        if not self._verifiers:
             raise CallbackRefused("webhook_public_key is not set, so callbacks cannot be verified")
         timestamp = callback.headers.get(TIMESTAMP_HEADER, "")
         try:
@@ -72,7 +71,8 @@ class SendGridCallbacks:
             signed = timestamp.encode() + callback.body
         except (NotBase64, ValueError):
             raise CallbackRefused from None
-        if not self._verify(signature, signed) or not self._is_recent(timestamp, now_ms):
+        is_signed = any(verify(signature, signed) for verify in self._verifiers)
+        if not is_signed or not self._is_recent(timestamp, now_ms):
             raise CallbackRefused
 
     def _is_recent(self, timestamp: str, now_ms: int) -> bool:
@@ -129,6 +129,10 @@ _FIXED_RECEIPTS: dict[str, ReceiptTemplates] = {
 """Receipts by event name. A click also counts as delivered, because the delivery event may be lost."""
 
 
+_ALIASES = {"opened": "open", "clicked": "click", "spam_report": "spamreport"}
+"""Other spellings of event names, which gateways and older systems use."""
+
+
 _UNSUBSCRIBED: ReceiptTemplates = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)
 
 
@@ -141,6 +145,7 @@ def read_receipts(event: dict[str, Any], now_ms: int) -> list[Receipt]:
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:
         raise ValueError("the event has no name")
+    name = _ALIASES.get(name, name)
     message_id = read_message_id(event)
     notification_id = _text(event, NOTIFICATION_ARG, 64)
     meant = _meaning(name, event)

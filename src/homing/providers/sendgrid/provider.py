@@ -31,7 +31,7 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, read_header_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_header_secret
 from homing.providers.sendgrid.callbacks import ATTEMPT_ARG, NOTIFICATION_ARG, SendGridCallbacks
 
 _TABLE = load_error_table("sendgrid")
@@ -71,7 +71,7 @@ class SendGridProvider(HttpProvider):
         click_tracking: bool | None = None,
         default_subject: str = DEFAULT_SUBJECT,
         unsubscribe_mailto: str | None = None,
-        webhook_public_key: str | Secret = "",
+        webhook_public_key: SecretSetting = "",
         webhook_tolerance_ms: int = 25 * 3_600_000,
         now_ms: WallClock = wall_clock_ms,
     ) -> None:

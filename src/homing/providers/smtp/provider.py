@@ -19,7 +19,7 @@ from homing.providers.common.email_message import (
     check_email_defaults,
     check_mailbox,
 )
-from homing.providers.common.http_provider import Unsendable, WallClock, transport_timeout_ms, wall_clock_ms
+from homing.providers.common.http_provider import Unsendable, WallClock, wall_clock_ms
 from homing.providers.common.mime import build_message_id, build_mime
 from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.smtp.connection import (
@@ -44,6 +44,7 @@ class SmtpProvider:
     """Sends email through one server. All attempts of a notification have the same `Message-ID`."""
 
     channels = ("email",)
+    ends_in_time = True
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class SmtpProvider:
             return refusal.outcome
         progress = SmtpProgress()
         try:
-            async with asyncio.timeout(transport_timeout_ms(delivery.timeout_ms) / 1000):
+            async with asyncio.timeout(delivery.timeout_ms / 1000):
                 return await self._send(envelope, progress)
         except TimeoutError:
             return _timeout_outcome(progress.stage)

@@ -19,7 +19,6 @@ from homing.providers.common.http_provider import (
     HttpProvider,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.secrets import Secret
@@ -133,9 +132,7 @@ class SnsProvider(HttpProvider):
         Without a clear answer, the SMS is sent.
         """
         request = self._signed(build_opt_out_form(delivery.address), self._now_ms())
-        answer = await self._transport.send(
-            request, timeout_ms=transport_timeout_ms(delivery.timeout_ms) // 3
-        )
+        answer = await self._transport.send(request, timeout_ms=delivery.timeout_ms // 3)
         return isinstance(answer, HttpResponse) and answers.is_opted_out(answer)
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:

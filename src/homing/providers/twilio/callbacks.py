@@ -70,12 +70,13 @@ class TwilioStatusReport(Struct, frozen=True, kw_only=True):
 class TwilioCallbacks:
     """Verifies and reads the callbacks of one account."""
 
-    def __init__(self, auth_token: Secret | None, callback_url: str = "") -> None:
-        self._auth_token = auth_token
+    def __init__(self, auth_tokens: Sequence[Secret], callback_url: str = "") -> None:
+        self._auth_tokens = auth_tokens
+        """While the token is being replaced, the new one and the old one."""
         self._configured = callback_url.partition("#")[0].partition("?")[0]
 
     def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
-        if self._auth_token is None:
+        if not self._auth_tokens:
             raise CallbackRefused(
                 "auth_token is not set; Twilio signs callbacks with it, even if an API key is used"
             )
@@ -83,10 +84,12 @@ class TwilioCallbacks:
             raise CallbackRefused(
                 f"the body has more than {_MAX_BODY_BYTES} bytes; Twilio's callbacks are smaller"
             )
-        token, signature = self._auth_token.reveal(), callback.headers.get("x-twilio-signature", "")
+        signature = callback.headers.get("x-twilio-signature", "")
         # Behind a proxy, Twilio signed the configured URL with the query of the request.
         if not any(
-            is_signature_valid(token, url, callback, signature) for url in self._possible_urls(callback.url)
+            is_signature_valid(token.reveal(), url, callback, signature)
+            for token in self._auth_tokens
+            for url in self._possible_urls(callback.url)
         ):
             raise CallbackRefused(
                 "X-Twilio-Signature is missing or does not match this request and auth_token"

@@ -22,7 +22,6 @@ from homing.providers.common.http_provider import (
     Unsendable,
     WallClock,
     check_base_url,
-    transport_timeout_ms,
     wall_clock_ms,
 )
 from homing.providers.common.response_parsing import (
@@ -32,7 +31,7 @@ from homing.providers.common.response_parsing import (
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.secrets import Secret, SecretSetting, read_secret, read_secrets
 from homing.providers.twilio.callbacks import TwilioCallbacks, TwilioStatusReport, status_receipts
 from homing.providers.twilio.message import (
     TwilioMessageBuilder,
@@ -66,7 +65,7 @@ class TwilioProvider(HttpProvider):
         transport: Transport,
         *,
         account_sid: str,
-        auth_token: str | Secret = "",
+        auth_token: SecretSetting = "",
         api_key_sid: str = "",
         api_key_secret: str | Secret = "",
         sender: str = "",
@@ -86,10 +85,12 @@ class TwilioProvider(HttpProvider):
             _check("messaging_service_sid", messaging_service_sid, _SERVICE, "MG")
         if bool(sender) == bool(messaging_service_sid):
             raise ConfigError("sender", "set either sender or messaging_service_sid, not both")
-        token = read_secret("auth_token", auth_token) if auth_token or not api_key_sid else None
+        tokens = read_secrets("auth_token", auth_token)
+        if not tokens and not api_key_sid:
+            tokens = (read_secret("auth_token", ""),)  # raises
         account = f"{check_base_url(base_url)}/2010-04-01/Accounts/{account_sid}"
         self._messages_url = f"{account}/Messages"
-        self._authorization = _basic(account_sid, token, api_key_sid, api_key_secret)
+        self._authorization = _basic(account_sid, tokens[0] if tokens else None, api_key_sid, api_key_secret)
         self._messages = TwilioMessageBuilder(
             sender=sender,
             messaging_service_sid=messaging_service_sid,
@@ -98,7 +99,7 @@ class TwilioProvider(HttpProvider):
             max_segments=check_max_segments(max_segments),
             extras=_extras(smart_encoded, risk_check, shorten_urls),
         )
-        self._callbacks = TwilioCallbacks(token, callback_url)
+        self._callbacks = TwilioCallbacks(tokens, callback_url)
         if whatsapp_sender:
             self.channels = ("sms", "chat")
 
@@ -137,7 +138,7 @@ class TwilioProvider(HttpProvider):
     async def _ask(self, url: str, timeout_ms: int) -> dict[str, Any]:
         """Returns the JSON object that a GET request returns, or an empty one if it fails."""
         request = HttpRequest(url=url, headers=self._headers(), method="GET")
-        answer = await self._transport.send(request, timeout_ms=transport_timeout_ms(timeout_ms))
+        answer = await self._transport.send(request, timeout_ms=timeout_ms)
         return (
             decode_json_object(answer.body)
             if isinstance(answer, HttpResponse) and answer.status == 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import ClassVar
@@ -37,6 +37,21 @@ _DELIVERED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
 
 _encode = msgspec.json.Encoder().encode
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+_OWN_HEADERS = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "transfer-encoding",
+    }
+)
+"""Headers that the provider or the HTTP client sets, besides those that begin with `webhook-`."""
+
 _NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
 
 
@@ -52,18 +67,27 @@ class WebhookProvider(HttpProvider):
         *,
         secret: str | Secret = "",
         secrets: Sequence[str | Secret] = (),
+        headers: Mapping[str, str] | None = None,
+        recipient_hosts: Sequence[str] = (),
         base_url: str = "",
         now_ms: WallClock = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
         self._keys = _keys(secret, secrets)
+        self._headers = _headers(headers or {})
+        self._hosts = frozenset(host.strip().lower() for host in recipient_hosts)
         self._base_url = check_base_url(base_url) if base_url else ""
+        if self._headers and not self._hosts and not base_url:
+            problem = "is missing; headers are sent only to the hosts that it lists"
+            raise ConfigError("recipient_hosts", problem)
 
     def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
         body = build_webhook_body(delivery)
         timestamp_s = now_ms // 1000
         # Receivers recognize repeated messages by this id, and no receipt can report a failure to them.
         id_ = delivery.notification_id
+        if self._hosts:
+            self._check_host(delivery.address)
         return HttpRequest(
             self._url(delivery.address) if self._base_url else delivery.address,
             body,
@@ -72,6 +96,7 @@ class WebhookProvider(HttpProvider):
                 ("webhook-id", id_),
                 ("webhook-timestamp", str(timestamp_s)),
                 ("webhook-signature", build_signature_header(self._keys, id_, timestamp_s, body)),
+                *self._headers,
             ),
             "POST",
             not self._base_url,
@@ -82,6 +107,17 @@ class WebhookProvider(HttpProvider):
             return _DELIVERED
         wait_ms = parse_retry_after_ms(answer.headers.get("retry-after"), now_ms)
         return load_error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
+
+    def _check_host(self, address: str) -> None:
+        """Raises `Unsendable` if the recipient's host is not one of `recipient_hosts`."""
+        try:
+            parts = urlsplit(address)
+            port = "" if parts.port is None else f":{parts.port}"
+        except ValueError:
+            raise build_refusal("webhook", "url") from None
+        # The whole authority is compared, so that no other reading of the URL leads to another host.
+        if parts.hostname not in self._hosts or parts.netloc.lower() != f"{parts.hostname}{port}":
+            raise build_refusal("webhook", "host")
 
     def _url(self, address: str) -> str:
         """Returns the `base_url` with the path and query of the recipient's URL."""
@@ -112,6 +148,24 @@ def _opening(type_: str, time_prefix: str) -> bytes:
     """
     envelope = {"type": _NOT_IN_A_TYPE.sub("_", type_), "timestamp": format_time(id_time_ms(time_prefix))}
     return _encode(envelope)[:-1] + b',"data":'
+
+
+def _headers(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Returns the additional headers of each request, with values read from the environment or from files."""
+    found = []
+    for name, value in given.items():
+        field = f"headers.{name}"
+        if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS or _is_ours(name):
+            raise ConfigError(field, "is not allowed; it must be a header that Homing does not set itself")
+        text = read_secret(field, value).reveal()
+        if not (text.isascii() and text.isprintable()):
+            raise ConfigError(field, "contains a line break or another character not allowed in a header")
+        found.append((name.lower(), text))
+    return tuple(found)
+
+
+def _is_ours(name: str) -> bool:
+    return name.lower().startswith("webhook-")
 
 
 def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:

@@ -11,7 +11,8 @@ from homing.core.lifecycle.outcomes import RegistryPut
 from homing.core.lifecycle.row_events import roll_up_counts
 from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Channel, Content, Message, Recipient, Status
-from homing.core.statistics import RollUp
+from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.statistics import GoalRollUp, RollUp
 from homing.stores.common.codec import Column, encode
 
 HOUR_MS = 3_600_000
@@ -21,15 +22,32 @@ ROLL_UP_KEY = ("hour_at", "tenant", "channel", "provider")
 SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in ROLL_UP_KEY)
 """Names of the hourly sums."""
 
+GOAL_KEY = ("hour_at", "tenant", "mode")
+
+GOAL_SUMS = tuple(name for name in GoalRollUp.__struct_fields__ if name not in GOAL_KEY)
+"""Names of the hourly sums by mode."""
+
 EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
 """Stands in for the message in events that do not contain it."""
 
-Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+Goal = tuple[str, bool]
+"""(mode, whether its latency goal was met) of a notification that was sent."""
+
+Signature = tuple[
+    str, Channel, str, Status | None, int, Status, int, Goal | tuple[()] | tuple[bool, str | None] | None
+]
 """The properties of a change that decide how it is counted.
 
-(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
-bounced).
+(tenant, channel, provider, status before, attempts before, status after, attempts after, detail). The detail
+of an attempt is its goal, or () if it has none. The detail of a change with another cause is (bounced, event
+of the receipt).
 """
+
+_GOALS_MS = {mode.value: info.latency_goal_ms for mode, info in MODE_INFO.items()}
+"""Latency goal by the value of the mode. Hashing a text is quicker than hashing an enum member."""
+
+# Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
+_SENT, _DELIVERED = Status.SENT, Status.DELIVERED
 
 
 class ChangeKind(Struct):
@@ -37,6 +55,9 @@ class ChangeKind(Struct):
 
     sums: Mapping[str, int]
     """The numbers that each change adds to the hourly sums, by name."""
+    goal: Goal | None
+    """Goal of the notifications that were sent. None if the changes send nothing, or if another system made
+    the first attempt."""
     number: int = 0
     """Number of changes."""
 
@@ -50,24 +71,32 @@ class ChangeCounts:
     def add(self, change: Change, number: int = 1) -> None:
         """Counts a change, which stands for `number` changes with the same effect."""
         row, attempt = change.row, change.attempt
+        status, goal = row.status, None
+        detail: Goal | tuple[()] | tuple[bool, str | None] | None = None
         if attempt is not None:
-            provider = attempt.provider
+            provider, detail = attempt.provider, ()
+            if (status is _SENT or status is _DELIVERED) and not row.attempts_before:
+                mode = row.mode._value_
+                elapsed_ms = attempt.started_at + attempt.latency_ms - row.aged_from
+                detail = goal = (mode, elapsed_ms <= _GOALS_MS[mode])
+        elif (cause := change.cause) is None:
+            provider = row.provider
         else:
-            provider = row.provider if change.cause is None else change.provider
+            provider = change.provider
+            detail = (change.bounced, cause.name if cause.kind == "receipt" else None)
         signature = (
             row.tenant,
             row.channel,
             provider,
             change.before,
             change.attempts_before,
-            row.status,
+            status,
             row.attempts,
-            attempt is None,
-            change.bounced,
+            detail,
         )
         kind = self.kinds.get(signature)
         if kind is None:
-            kind = self.kinds[signature] = ChangeKind(roll_up_counts(change))
+            kind = self.kinds[signature] = ChangeKind(roll_up_counts(change), goal)
         kind.number += number
 
 

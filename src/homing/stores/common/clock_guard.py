@@ -187,7 +187,7 @@ class ClockGuard:
                 return ResolvedTime(StoreTime(clock_now), clear=True), None
             step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
             return ResolvedTime(StoreTime(expected), step), _unconfirmed(step)
-        if own is not None and own.is_current(clock_now):
+        if own is not None and self._is_fresh(answered_ms) and own.is_current(clock_now):
             # The transaction that wrote it has failed, or another process saw the clock set twice since.
             step = own.renewed(clock_now)
             if stored is not None and own.suspected_at < stored.suspected_at <= step.renewed_at:

@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import islice
 from operator import attrgetter
 
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import FailureReport, Settlement, SettleResult
 from homing.stores.common.codec import StoredRow
 
 SeqAndRow = tuple[int, StoredRow]
@@ -84,12 +84,20 @@ _id = attrgetter("id")
 APPLIED, STALE, MISSING = SettleStatus.APPLIED, SettleStatus.STALE, SettleStatus.MISSING
 
 
-def build_settle_result(batch: Sequence[Settlement], statuses: Sequence[SettleStatus]) -> SettleResult:
-    """Groups the ids of a batch by their result. `statuses` has one element per settlement."""
+def build_settle_result(
+    batch: Sequence[Settlement], statuses: Sequence[SettleStatus], failures: Sequence[FailureReport]
+) -> SettleResult:
+    """Groups the ids of a batch by their result. `statuses` has one element per settlement.
+
+    `failures` may also contain reports about notifications of other batches.
+    """
+    if failures:
+        ids = set(map(_id, batch))
+        failures = [failure for failure in failures if failure.id in ids]
     if statuses.count(APPLIED) == len(batch):
-        return SettleResult(tuple(map(_id, batch)))
+        return SettleResult(tuple(map(_id, batch)), failures=tuple(failures))
 
     def those(wanted: SettleStatus) -> tuple[str, ...]:
         return tuple(one.id for one, status in zip(batch, statuses, strict=True) if status is wanted)
 
-    return SettleResult(those(APPLIED), those(STALE), those(MISSING))
+    return SettleResult(those(APPLIED), those(STALE), those(MISSING), tuple(failures))

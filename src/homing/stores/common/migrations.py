@@ -80,6 +80,12 @@ def find_pending_migrations(
     return tuple(migration for migration in known if migration.version > state.version)
 
 
+def require_schema(state: SchemaState, where: str) -> None:
+    """Raises `SchemaError` if the store has no schema yet."""
+    if state.version == 0:
+        raise SchemaError(f"{where} has no schema of Homing. `homing db migrate` creates it.")
+
+
 def check_schema_state(known: Sequence[Migration], state: SchemaState, where: str) -> None:
     """Raises `SchemaError` if this program is too old for the schema."""
     newest = known[-1].version

@@ -8,11 +8,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.lifecycle.effects import receipt_effects
-from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
-from homing.core.lifecycle.receipt_decision import apply_receipt, attempt_of, decide_receipt, receipt_context
-from homing.core.lifecycle.receipts import Receipt
+from homing.core.lifecycle.outcomes import AttemptRecord, FailureReport, RegistryPut
+from homing.core.lifecycle.receipt_decision import (
+    ReceiptDecision,
+    apply_receipt,
+    attempt_of,
+    decide_receipt,
+    receipt_context,
+)
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Recipient, Status
+
+_FAILURES = frozenset({ReceiptEvent.FAILED, ReceiptEvent.SPAM_REPORT})
 
 SeqByMessage = dict[tuple[str, str], int]
 """Maps (provider, provider message id) to the seq of the notification."""
@@ -48,16 +56,19 @@ class ReceiptApplier:
         owners: SeqByMessage,
         now: int,
         record: Callable[[int, Change], None],
+        failures: list[FailureReport],
     ) -> None:
         """`files` is keyed by seq, `named` maps notification ids to seqs.
 
-        `record` is called with the seq and the change for each change of a row.
+        `record` is called with the seq and the change for each change of a row. The applied reports of
+        failures are appended to `failures`.
         """
         self._files = files
         self._named = named
         self._owners = owners
         self._now = now
         self._record = record
+        self._failures = failures
         self.changed: dict[int, Row] = {}
         """Rows to write, by seq."""
         self.ranked: dict[AttemptKey, int] = {}
@@ -90,12 +101,29 @@ class ReceiptApplier:
             file.ranks[index] = self.ranked[file.seq, file.changes[index]] = decision.rank
         self._record(file.seq, apply_receipt(file.row, decision, receipt, self._now))
         self.changed[file.seq] = file.row
+        if receipt.event in _FAILURES:
+            self._failures.append(self._failure(file, receipt, decision, file.attempts[index].started_at))
         self.puts += receipt_effects(file.row, file.recipient, receipt)
         return True
 
     def seqs_with_learned_ids(self) -> list[int]:
         """Returns the seqs of the notifications with an entry in `learned`."""
         return list(dict.fromkeys(seq for seq, _ in self.learned))
+
+    def _failure(
+        self, file: NotificationFile, receipt: Receipt, decision: ReceiptDecision, started_at: int
+    ) -> FailureReport:
+        return FailureReport(
+            id=file.row.id,
+            provider=receipt.provider,
+            event=receipt.event.value,
+            outcome=receipt.outcome,
+            error_code=receipt.error_code,
+            elapsed_ms=max(0, self._now - started_at),
+            status=file.row.status,
+            next_provider=decision.provider if decision.reopened else "",
+            delay_ms=decision.delay_ms,
+        )
 
     def _file(self, receipt: Receipt) -> NotificationFile | None:
         if receipt.notification_id is not None:

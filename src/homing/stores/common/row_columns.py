@@ -130,6 +130,7 @@ ROW_COLUMNS: tuple[RowColumn, ...] = (
     RowColumn("bounce_always", _BOOLEAN, _STATES, _S | _C, unchanged_if_null=True),
     RowColumn("bounce_min_ms", _BIGINT, _STATES, _S | _C, unchanged_if_null=True),
     RowColumn("bounce_max_ms", _BIGINT, _STATES, _S | _C, unchanged_if_null=True),
+    RowColumn("first_failed_at", _BIGINT, _STATES, _S | _C, unchanged_if_null=True),
     RowColumn("unknown_bounce", _INTEGER, _STATES, _C),
     RowColumn("updated_at", _BIGINT, _STATES, _A | _L | _S | _C),
     RowColumn("send_at", _BIGINT, _MESSAGES, _A),

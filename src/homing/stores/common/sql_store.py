@@ -28,7 +28,7 @@ from homing.core.ports.stores import (
 )
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 
 
 class SqlStore(ABC):
@@ -91,17 +91,31 @@ class SqlStore(ABC):
             lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first)
         )
 
-    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+    async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
         return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))
+
+    async def count_due(self, tenant: str | None) -> dict[Status, int]:
+        return await self._read(lambda tx: self._reads.count_due(tx, tenant))
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         return await self._read(lambda tx: self._reads.tallies(tx, tenant))
 
-    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: self._reads.error_groups(tx, tenant, limit))
+    async def error_groups(
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+    ) -> tuple[ErrorGroup, ...]:
+        return await self._read(lambda tx: self._reads.error_groups(tx, tenant, limit, status))
+
+    async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
+        return await self._read(lambda tx: self._reads.retrying(tx, tenant, limit))
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         return await self._read(lambda tx: self._reads.roll_ups(tx, tenant, since_ms))
+
+    async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
+        return await self._read(lambda tx: self._reads.goal_roll_ups(tx, tenant, since_ms))
+
+    async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
+        return await self._look(lambda tx: self._reads.unacknowledged(tx, tenant))
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         return await self._read(lambda tx: self._reads.oldest_retry_at(tx, tenant))

@@ -20,6 +20,7 @@ from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Message, Status
 from homing.stores.common.change_effects import (
     EMPTY_MESSAGE,
+    GOAL_SUMS,
     HOUR_MS,
     ROLL_UP_KEY,
     SUMS,
@@ -54,6 +55,8 @@ _LEDGER = {
     "attempts_after": "integer",
     "number": "integer",
     **dict.fromkeys(SUMS, "integer"),
+    "mode": "text",
+    **dict.fromkeys(GOAL_SUMS, "integer"),
 }
 
 ATTEMPTS = {
@@ -131,7 +134,13 @@ cells AS (
 sums AS (
   INSERT INTO homing.roll_ups AS r ({_KEY}, {", ".join(SUMS)})
   SELECT {_KEY}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {_KEY}
-  ON CONFLICT ({_KEY}) DO UPDATE SET {_ADDED})
+  ON CONFLICT ({_KEY}) DO UPDATE SET {_ADDED}),
+goals AS (
+  INSERT INTO homing.goals AS g (hour_at, tenant, mode, met, missed)
+  SELECT hour_at, tenant, mode, sum(met), sum(missed) FROM taken WHERE met + missed > 0
+  GROUP BY hour_at, tenant, mode
+  ON CONFLICT (hour_at, tenant, mode) DO UPDATE
+  SET met = g.met + excluded.met, missed = g.missed + excluded.missed)
 SELECT count(*) FROM taken
 """  # noqa: S608
 
@@ -188,7 +197,8 @@ class PostgresChangeRecorder:
         """Yields the rows for `WRITE_LEDGER`."""
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         for signature, kind in self._counts.kinds.items():
-            tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature
+            tenant, channel, provider, before, attempts_before, after, attempts_after, _ = signature
+            mode, met = kind.goal or ("", None)
             yield (
                 hour_at,
                 tenant,
@@ -200,6 +210,9 @@ class PostgresChangeRecorder:
                 attempts_after,
                 kind.number,
                 *(kind.sums.get(name, 0) * kind.number for name in SUMS),
+                mode,
+                kind.number if met else 0,
+                kind.number if met is False else 0,
             )
 
     async def _events(self) -> list[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from homing.core.routing.fair_share import (
 )
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.clock import ClockUnresolvedError
-from homing.stores.postgres.columns import STATE
+from homing.stores.postgres.columns import STATE, is_id
 from homing.stores.postgres.connection import NOW
 from homing.stores.postgres.due_watermark import DueWatermark
 from homing.stores.postgres.leases import lease_rows
@@ -99,6 +99,18 @@ CROSS JOIN LATERAL (
 JOIN homing.messages AS m ON m.seq = s.seq
 """  # noqa: S608
 
+CHOSEN_ROWS = f"""
+SELECT {selected_for_claim("m", "s")}
+FROM (
+  SELECT {_CLAIMED_COLUMNS} FROM homing.live AS l
+  WHERE l.seq = ANY(ARRAY(SELECT seq FROM homing.messages WHERE id = ANY($1::text[]::uuid[])))
+    AND l.due_at <= $2::bigint
+  ORDER BY l.due_at, l.seq
+  FOR UPDATE SKIP LOCKED) AS s
+JOIN homing.messages AS m ON m.seq = s.seq
+ORDER BY s.due_at, s.seq
+"""  # noqa: S608
+
 _DUE_AT = 2 + CLAIMED.index("due_at")
 
 # A turn is not important enough to wait for its lock. If another worker serves a queue at the same time, the
@@ -163,8 +175,13 @@ class _Claiming:
     async def run(self) -> ClaimBatch:
         """Finds, chooses and leases due rows."""
         tx = self.tx
+        if self.request.ids is not None:
+            return await self._run_chosen(self.request.ids)
         places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
+        if self.request.tenant is not None:
+            owned = {queue for queue, (_, tenant, _) in names.items() if tenant == self.request.tenant}
+            places = [place for place in places if place.queue in owned]
         next_due_at = self._next_due_at(places, names)
         dealt = await self._choose_rows(places, names)
         self.watermark.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
@@ -174,6 +191,22 @@ class _Claiming:
         return ClaimBatch(
             claims=claims, now=tx.now, next_due_at=next_due_at, unlisted=self._unlisted(places, names)
         )
+
+    async def _run_chosen(self, ids: Collection[str]) -> ClaimBatch:
+        """Leases those of the chosen rows that are due."""
+        tx = self.tx
+        tx.set_time(await tx.one(NOW))
+        records = await tx.rows(CHOSEN_ROWS, [id for id in ids if is_id(id)], tx.now)
+        names = await tx.queues.names(tx, list({record[1] for record in records}))
+        dealt: list[DueRow] = []
+        for record in records:
+            lane, tenant, outlet = names[record[1]]
+            wanted = self.request.tenant in (None, tenant)
+            if wanted and self.capacity.take(DueQueue(lane, tenant, outlet, 0)):
+                self.fetched[record[0]] = record
+                dealt.append((record[_DUE_AT], "", record[0]))
+        claims = await self._lease(dealt, names)
+        return ClaimBatch(claims=claims, now=tx.now, next_due_at=None)
 
     async def _find_queues(self) -> list[_WaitingQueue]:
         """Returns the queues with waiting rows and sets the transaction's time.

@@ -245,7 +245,10 @@ async def _role(tx: PostgresTransaction) -> StoreCheckResult:
         advice = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {tx.schema} TO {role}"
     elif not unconfined:
         advice = f"row-level security hides all rows from {role}; make it a member of the tables' owner"
-    return StoreCheckResult(name="role", ok=not advice, detail=detail, advice=advice)
+    ok = not advice
+    if ok and role == tx.schema:
+        advice = "objects that it creates without a schema land in Homing's schema; rename it"
+    return StoreCheckResult(name="role", ok=ok, detail=detail, advice=advice)
 
 
 async def _rows(tx: PostgresTransaction) -> StoreCheckResult:

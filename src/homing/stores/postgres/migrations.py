@@ -18,6 +18,7 @@ from homing.stores.common.migrations import (
     check_schema_state,
     find_pending_migrations,
     load_migrations,
+    require_schema,
 )
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.connection import Database
@@ -76,11 +77,12 @@ _Step = Migration | _Waits
 TRY_LATER = _Waits.LATER
 
 
-async def migrate(database: Database, where: str) -> tuple[str, ...]:
+async def migrate(database: Database, where: str, *, create: bool = True) -> tuple[str, ...]:
     """Applies the pending migrations one after the other and returns their names.
 
     Waits while another process is migrating. If that process dies, its lock is released. Raises `StoreBusy`
-    if other transactions hold a required lock for `PATIENCE_S`.
+    if other transactions hold a required lock for `PATIENCE_S`, and `SchemaError` if there is no schema and
+    `create` is False.
     """
     applied: list[str] = []
     clock = asyncio.get_running_loop().time
@@ -88,7 +90,11 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
     while True:
         step: _Step | None
         try:
-            step = await database.do(lambda tx: _apply_next(tx, where), timed=False, may_take_long=True)
+            step = await database.do(
+                lambda tx: _apply_next(tx, where, create=create),
+                timed=False,
+                may_take_long=True,
+            )
         except StoreBusy:
             if clock() >= give_up_at:
                 raise StoreBusy(
@@ -108,7 +114,7 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
             await asyncio.sleep(_BETWEEN_TRIES_S)
 
 
-async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
+async def _apply_next(tx: PostgresTransaction, where: str, *, create: bool) -> _Step | None:
     """Applies the next migration, unless it must run outside a transaction.
 
     Returns the migration, `TRY_LATER` if another process is migrating, or None if no migration is pending.
@@ -116,6 +122,8 @@ async def _apply_next(tx: PostgresTransaction, where: str) -> _Step | None:
     state = await read_schema_state(tx)
     if not find_pending_migrations(MIGRATIONS, state, where):
         return None
+    if not create:
+        require_schema(state, where)
     if state.version == 0:
         await _check_encoding(tx, where)
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")

@@ -13,8 +13,8 @@ from msgspec import Struct
 from homing.core.lifecycle import views
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
-from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
@@ -93,6 +93,11 @@ async def build_filter_query(
         found = found.beyond("m.created_at >= {}", round_up_to_ms(filter.created_from))
     if filter.created_until is not None:
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
+    for key, value in filter.metadata.items():
+        known = PostgresFilterQuery(found.text, (*found.parameters, key))
+        place, metadata = f"${len(known.parameters)}::text", "m.message::json -> 'metadata'"
+        is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
+        found = known.beyond(f"{is_plain} AND {metadata} ->> {place} = {{}}", value)
     return found
 
 
@@ -169,23 +174,42 @@ WHERE q.tenant = $1
 ORDER BY due.due_at, due.seq LIMIT $4
 """
 
-ERROR_GROUPS = """
+_DUE_COUNTS = """
+SELECT l.status, count(*) FROM homing.queues AS q
+JOIN homing.live AS l ON l.queue = q.id AND l.due_at IS NOT NULL AND l.due_at <= $1
+WHERE {whose} GROUP BY l.status
+"""
+
+ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
+
+_ERROR_GROUPS = """
 WITH dead AS (
-  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.failed_at,
+  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.status,
+    coalesce(s.failed_at, s.last_attempt_at, 0) AS ended_at,
     CASE WHEN coalesce(s.error_code, '') = '' THEN coalesce(s.last_error, '') ELSE '' END AS said
-  FROM homing.settled AS s WHERE s.tenant = $1 AND s.status = 'failed'
+  FROM homing.{table} AS s WHERE s.tenant = $1 AND s.status = '{status}'
 ), groups AS (
-  SELECT count(*) AS count, count(*) FILTER (WHERE acknowledged_at IS NULL) AS unacknowledged,
-    max(ARRAY[coalesce(failed_at, 0), seq]) AS newest
+  SELECT count(*) AS count,
+    count(*) FILTER (WHERE status = 'failed' AND acknowledged_at IS NULL) AS unacknowledged,
+    max(ARRAY[ended_at, seq]) AS newest
   FROM dead GROUP BY coalesce(reason, ''), coalesce(error_code, ''), said
   ORDER BY count(*) DESC, coalesce(reason, ''), coalesce(error_code, ''), said LIMIT $2
 )
 SELECT n.reason, n.error_code, n.last_error, g.count, g.unacknowledged, g.newest[1] AS newest_at,
   m.id::text AS example_id
 FROM groups AS g
-JOIN homing.settled AS n ON n.seq = g.newest[2]
+JOIN homing.{table} AS n ON n.seq = g.newest[2]
 JOIN homing.messages AS m ON m.seq = g.newest[2]
 ORDER BY g.count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
+"""
+
+ERROR_GROUPS = _ERROR_GROUPS.format(table="settled", status="failed")
+
+ERROR_GROUPS_OF_RETRIES = _ERROR_GROUPS.format(table="live", status="retrying")
+
+RETRYING = """
+SELECT l.seq, l.last_attempt_at FROM homing.live AS l
+WHERE l.tenant = $1 AND l.status = 'retrying' ORDER BY l.last_attempt_at, l.seq LIMIT $2
 """
 
 _TALLIES = """
@@ -199,7 +223,23 @@ SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_rol
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
 """  # noqa: S608
 
-OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
+_GOALS = """
+SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
+  SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
+  UNION ALL
+  SELECT hour_at, tenant, mode, met, missed FROM homing.ledger
+  WHERE met + missed > 0 AND hour_at > $1 AND {whose}) AS sums
+GROUP BY hour_at, tenant, mode ORDER BY hour_at, tenant, mode
+"""
+
+_UNACKNOWLEDGED = """
+SELECT count(*), min(failed_at) FROM homing.settled
+WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
+"""
+
+OLDEST_RETRY = """
+SELECT min(coalesce(first_failed_at, last_attempt_at)) FROM homing.live WHERE status = 'retrying' AND {whose}
+"""
 
 SILENT = """
 SELECT s.tenant, m.id::text FROM (
@@ -251,14 +291,30 @@ async def list_page(
     )
 
 
-async def waiting(tx: PostgresTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Returns waiting notifications, the earliest due first.
+async def waiting(tx: PostgresTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications of one tenant, or of all if it is None, the earliest due first.
 
     `ready` selects those due now (True), those due later (False) or both (None).
     """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
-    page = await _page(tx, WAITING_ROWS, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
+    sql = ALL_WAITING_ROWS if tenant is None else WAITING_ROWS
+    page = await _page(tx, sql, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
+    return Page(items=page.items)
+
+
+async def count_due(tx: PostgresTransaction, tenant: str | None) -> dict[Status, int]:
+    """Returns the number of due notifications of one tenant, or of all if it is None, by status."""
+    whose, parameters = _tenant_condition(tenant, 2)
+    found = await tx.rows(
+        _DUE_COUNTS.format(whose=f"q.{whose}" if parameters else whose), tx.now, *parameters
+    )
+    return {Status(status): number for status, number in found}
+
+
+async def retrying(tx: PostgresTransaction, tenant: str, limit: int) -> Page:
+    """Returns notifications that wait for a retry, that with the oldest last attempt first."""
+    page = await _page(tx, RETRYING, "chosen.last_attempt_at, m.id", tenant, limit, limit=limit)
     return Page(items=page.items)
 
 
@@ -272,9 +328,12 @@ async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, .
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-async def error_groups(tx: PostgresTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Returns the dead letters grouped by error, the largest group first."""
-    found = await tx.rows(ERROR_GROUPS, tenant, limit)
+async def error_groups(
+    tx: PostgresTransaction, tenant: str, limit: int, status: Status
+) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
+    text = ERROR_GROUPS if status is Status.FAILED else ERROR_GROUPS_OF_RETRIES
+    found = await tx.rows(text, tenant, limit)
     return tuple(
         ErrorGroup(
             reason=None if reason is None else Reason(reason),
@@ -305,8 +364,27 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
     )
 
 
+async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
+    """Returns the punctuality of the hours that overlap the last `since_ms` milliseconds, oldest first."""
+    whose, parameters = _tenant_condition(tenant, 2)
+    found = await tx.rows(_GOALS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
+    return tuple(
+        GoalRollUp(
+            hour_at=views.optional_moment(hour_at), tenant=tenant, mode=Mode(mode), met=met, missed=missed
+        )
+        for hour_at, tenant, mode, met, missed in found
+    )
+
+
+async def unacknowledged(tx: PostgresTransaction, tenant: str | None) -> Unacknowledged:
+    """Returns the number of unacknowledged dead letters, and the time of the oldest."""
+    whose, parameters = _tenant_condition(tenant, 1)
+    [(number, oldest)] = await tx.rows(_UNACKNOWLEDGED.format(whose=whose), *parameters)
+    return Unacknowledged(count=number, oldest_at=views.optional_moment(oldest))
+
+
 async def oldest_retry_at(tx: PostgresTransaction, tenant: str | None) -> datetime | None:
-    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    """Returns the time of the oldest first failure of a retrying notification, or None if there is none."""
     whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.optional_moment(at)

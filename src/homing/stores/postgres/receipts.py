@@ -138,7 +138,7 @@ async def apply_receipts(
     waiting: list[_EventKey] = [(provider, id) for provider, id, _ in kept]
     if repeated:
         waiting += [(provider, id) for provider, id in await tx.rows(_KEPT_EVENTS, *transpose(repeated, 2))]
-    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned)), waiting
+    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned), tuple(tx.failures)), waiting
 
 
 async def apply_kept_receipts(
@@ -155,6 +155,7 @@ async def apply_kept_receipts(
         (*before.applied, *(id for id in before.orphaned if id in ids)),
         before.unchanged,
         tuple(id for id in before.orphaned if id not in ids),
+        (*before.failures, *tx.failures),
     )
 
 
@@ -207,7 +208,7 @@ async def _prepare(
         for seq, message in (await messages_of(tx, list(files))).items():
             files[seq].recipient = message.recipient
     recorder = PostgresChangeRecorder(tx)
-    return ReceiptApplier(files, named, owners, tx.now, recorder.record), recorder
+    return ReceiptApplier(files, named, owners, tx.now, recorder.record, tx.failures), recorder
 
 
 async def _read_attempts(tx: PostgresTransaction, files: dict[int, NotificationFile]) -> None:

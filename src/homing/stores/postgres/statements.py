@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
+from homing.core.lifecycle.outcomes import FailureReport
 from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.postgres.address import in_schema
 from homing.stores.postgres.clock import TransactionClock
@@ -56,6 +57,7 @@ class PostgresTransaction:
         "_seqs",
         "checks_queues",
         "connection",
+        "failures",
         "made",
         "now",
         "queues",
@@ -92,6 +94,8 @@ class PostgresTransaction:
         """
         self.checks_queues = True
         """False if the numbers of queues were read so recently that they need no check."""
+        self.failures: list[FailureReport] = []
+        """Failures reported by providers that this transaction has applied."""
         self.sinks = sinks
         """The registered sinks. Empty if the transaction was started without reading them."""
         self._seqs = seqs

@@ -20,19 +20,28 @@ from homing.core.lifecycle.claims import (
     Submission,
 )
 from homing.core.lifecycle.commands import AmendResult, Command
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import FailureReport, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import (
     AcceptedEntry,
     AwaitPrevious,
+    InboxAcceptance,
     InboxEntry,
+    RetryRule,
     SinkRegistration,
     StoreCheckResult,
+    Uninstallation,
 )
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
-from homing.stores.common.leased_rows import MISSING, LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import (
+    MISSING,
+    LeasedRows,
+    SeqAndRow,
+    SettleStatus,
+    build_settle_result,
+)
 from homing.stores.common.sinks import read_sink_book
 from homing.stores.common.sql_store import SqlStore
 from homing.stores.postgres import (
@@ -50,6 +59,7 @@ from homing.stores.postgres import (
     settle,
     sinks,
     sql_inbox,
+    uninstall,
     upkeep,
     workers,
 )
@@ -150,9 +160,9 @@ class PostgresStore(SqlStore):
         await self._accepting.finish()
         await self._database.close()
 
-    async def migrate(self) -> tuple[str, ...]:
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        applied = await migrate(self._database, self._address.where)
+        applied = await migrate(self._database, self._address.where, create=create)
         await self._database.resolve_clock()
         return applied
 
@@ -272,12 +282,13 @@ class PostgresStore(SqlStore):
         await upkeep.end_silent_sessions(tx, self._database.limits.silence_ms)
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        statuses = await self._write(
-            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
-        )
+        async def settle_in(tx: PostgresTransaction) -> tuple[list[SettleStatus], list[FailureReport]]:
+            return await settle.settle(tx, batch, self._leased_rows), tx.failures
+
+        statuses, failures = await self._write(settle_in, beside=receipts.RECEIPTS_LOCK)
         if MISSING in statuses:
             await self._database.note_loss()
-        return build_settle_result(batch, statuses)
+        return build_settle_result(batch, statuses, failures)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.
@@ -318,12 +329,24 @@ class PostgresStore(SqlStore):
             *await database_checks.examine_connections(self._database, self._listener, can_write),
         )
 
+    async def plan_uninstallation(self) -> Uninstallation:
+        where = self._address.where
+        return await self._database.do(
+            lambda tx: uninstall.plan_uninstallation(tx, where), read_only=True, timed=False
+        )
+
+    async def uninstall(self, *, force: bool) -> Uninstallation:
+        return await uninstall.uninstall(self._database, self._address.where, force=force)
+
     # Inbox ---------------------------------------------------------------------------------------
 
     async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
         return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
-    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+    async def count_inbox(self, tenant: str | None) -> int:
+        return await self._read(lambda tx: sql_inbox.count_requests(tx, tenant))
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
         return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch), sinks=True)
 
     async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
@@ -332,8 +355,8 @@ class PostgresStore(SqlStore):
     async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
         await self._write(lambda tx: sql_inbox.remove(tx, entries))
 
-    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
-        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms, rules))
 
     def _drop_caches(self) -> int:
         """Forgets everything that may be wrong if the database's history has gone back.

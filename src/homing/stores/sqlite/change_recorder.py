@@ -16,6 +16,8 @@ from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Message, Status
 from homing.stores.common.change_effects import (
     EMPTY_MESSAGE,
+    GOAL_KEY,
+    GOAL_SUMS,
     HOUR_MS,
     ROLL_UP_KEY,
     SUMS,
@@ -54,6 +56,12 @@ _UPSERT_ROLL_UPS = build_insert(
     "homing_roll_ups",
     (*ROLL_UP_KEY, *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
+)
+
+_UPSERT_GOALS = build_insert(
+    "homing_goals",
+    (*GOAL_KEY, *GOAL_SUMS),
+    " ON CONFLICT DO UPDATE SET met = met + excluded.met, missed = missed + excluded.missed",
 )
 
 _INSERT_ATTEMPTS = JsonInsert(
@@ -184,12 +192,17 @@ class SqliteChangeRecorder:
     def _write_sums(self) -> None:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         totals: dict[tuple[str, str, str], dict[str, int]] = {}
+        goals: dict[tuple[str, str], list[int]] = {}
         for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
+            if kind.goal is not None:
+                mode, met = kind.goal
+                goals.setdefault((tenant, mode), [0, 0])[not met] += kind.number
             if kind.sums:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
                 for name, number in kind.sums.items():
                     total[name] += number * kind.number
         _UPSERT_ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
+        _UPSERT_GOALS.run(self._tx, [(hour_at, *key, *numbers) for key, numbers in goals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import json
 
@@ -40,7 +40,8 @@ _IS_OPEN = """
            OR substr(q.outlet, 1, instr(q.outlet, '@') - 1) || '@' || q.tenant
              NOT IN (SELECT value FROM json_each(lanes.value, '$[4]')))
          AND (?5 IS NULL OR substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
-           IN (SELECT value FROM json_each(?5)))"""
+           IN (SELECT value FROM json_each(?5)))
+         AND (?6 IS NULL OR q.tenant = ?6)"""
 
 DUE_QUEUES = f"""
 SELECT json_array(
@@ -51,13 +52,14 @@ SELECT json_array(
        FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2{_IS_OPEN}
-       ORDER BY turn, q.served LIMIT ?6))))
+       ORDER BY turn, q.served LIMIT ?7))))
    FROM json_each(?1) AS lanes),
   (SELECT json_group_array(DISTINCT substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1))
    FROM json_each(?1) AS lanes CROSS JOIN homing_queues AS q INDEXED BY homing_queue_due
    WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at <= ?2
      AND ?5 IS NOT NULL AND substr(q.outlet, 1, instr(q.outlet || '@', '@') - 1)
-       NOT IN (SELECT value FROM json_each(?5))))
+       NOT IN (SELECT value FROM json_each(?5))
+     AND (?6 IS NULL OR q.tenant = ?6)))
 """  # noqa: S608
 
 DUE_ROWS = """
@@ -81,6 +83,20 @@ SELECT min((
 FROM json_each(?1) AS lanes
 """  # noqa: S608
 
+CHOSEN_ROWS = """
+SELECT json_group_array(json_array(due_at, id, seq, lane, tenant, outlet)) FROM (
+  SELECT n.due_at, n.id, n.seq, n.lane, n.tenant, n.outlet
+  FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
+  WHERE n.due_at <= ?2 AND (?3 IS NULL OR n.tenant = ?3)
+  ORDER BY n.due_at, n.id)
+"""
+
+_UPDATE_LEFT_QUEUES = MultiRowStatement(
+    f"UPDATE homing_queues SET next_due_at = {NEXT_DUE_SUBQUERY} FROM (VALUES ",  # noqa: S608
+    3,
+    ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
+)
+
 UPDATE_FETCHED_QUEUES = MultiRowStatement(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE_SUBQUERY} FROM (VALUES ",  # noqa: S608
     4,
@@ -101,6 +117,8 @@ ON CONFLICT DO UPDATE SET value = excluded.value
 
 _decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int]]]], frozenset[str]]).decode
 
+_decode_chosen = json.Decoder(list[tuple[int, str, int, str, str, str]]).decode
+
 _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 
@@ -115,6 +133,8 @@ def claim(
 
     `leased` is filled with the leased rows, and `taken` with the turns that count once this is committed.
     """
+    if request.ids is not None:
+        return _claim_chosen(tx, request, request.ids, leased)
     capacity = ClaimCapacity(request)
     closed = {mode: _closed_parts(capacity, mode) for mode in dict.fromkeys(map(mode_of, request.lanes))}
     lanes = []
@@ -123,7 +143,8 @@ def claim(
         lanes.append((lane, providers, tenants, capacity.closed_lane_tenants(lane), new_tenants))
     known = capacity.known_outlets() if any(new_tenants for *_, new_tenants in lanes) else ()
     listed = encode(list(request.providers)) if request.only_listed else None
-    asked = (encode(lanes), tx.now, encode(capacity.closed_outlets()), encode(known), listed)
+    closed_outlets = encode(capacity.closed_outlets())
+    asked = (encode(lanes), tx.now, closed_outlets, encode(known), listed, request.tenant)
     serial, due, unlisted = _decode_queues(tx.one(DUE_QUEUES, *asked, _QUEUES_PER_LANE))
     queues = [
         DueQueue(lane, tenant, outlet, served) for lane, places in due for tenant, outlet, served in places
@@ -133,6 +154,24 @@ def claim(
     _write_turns(tx, share)
     taken.update(share.taken())
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=tx.one(NEXT_DUE_AT, *asked), unlisted=unlisted)
+
+
+def _claim_chosen(
+    tx: SqliteTransaction, request: ClaimRequest, ids: Collection[str], leased: list[SeqAndRow]
+) -> ClaimBatch:
+    """Leases those of the chosen rows that are due, within the capacity in the request."""
+    capacity = ClaimCapacity(request)
+    due: list[DueRow] = []
+    left: dict[tuple[str, str, str], None] = {}
+    found = _decode_chosen(tx.one(CHOSEN_ROWS, encode(sorted(ids)), tx.now, request.tenant))
+    for due_at, id, seq, lane, tenant, outlet in found:
+        if capacity.take(DueQueue(lane, tenant, outlet, 0)):
+            due.append((due_at, id, seq))
+            left[lane, tenant, outlet] = None
+    claims = lease_rows(tx, due, request, leased)
+    if left:
+        _UPDATE_LEFT_QUEUES.run(tx, list(left))
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=None)
 
 
 def _closed_parts(capacity: ClaimCapacity, mode: Mode) -> tuple[list[str], list[str], list[str]]:

@@ -15,6 +15,7 @@ from homing.stores.common.migrations import (
     check_schema_state,
     find_pending_migrations,
     load_migrations,
+    require_schema,
 )
 
 MIGRATIONS = load_migrations("sqlite")
@@ -72,11 +73,14 @@ def check_version(cursor: sqlite3.Cursor, where: str) -> None:
     check_schema_state(MIGRATIONS, read_schema_state(cursor), where)
 
 
-def migrate(cursor: sqlite3.Cursor, where: str, now: int) -> tuple[str, ...]:
+def migrate(cursor: sqlite3.Cursor, where: str, now: int, *, create: bool = True) -> tuple[str, ...]:
     """Applies the pending migrations in the caller's transaction and returns their names."""
-    missing = find_pending_migrations(MIGRATIONS, read_schema_state(cursor), where)
+    state = read_schema_state(cursor)
+    missing = find_pending_migrations(MIGRATIONS, state, where)
     if not missing:
         return ()
+    if not create:
+        require_schema(state, where)
     for table in _CREATE_TABLES:
         cursor.execute(table)
     cursor.execute(_COPY_FROM_SCHEMA)

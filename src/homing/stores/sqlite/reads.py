@@ -14,8 +14,8 @@ from msgspec import Struct, json
 
 from homing.core.lifecycle import views
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Channel, Filter, History, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
+from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
 from homing.stores.common.change_effects import HOUR_MS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
@@ -65,6 +65,17 @@ WHERE NOT EXISTS (SELECT 1 FROM homing_notifications AS n WHERE n.id = j.value)
 """
 
 
+# `e.value` of a number may have lost digits. With two paths, json_extract returns an array of JSON texts,
+# which are exact. SQLite 3.40 finds no key with a double quote in this way; there, `e.value` has to do.
+_HAS_METADATA = """EXISTS (
+  SELECT 1 FROM homing_messages AS m
+  JOIN json_each(iif(json_valid(m.message), m.message, '{}'), '$.metadata') AS e
+  WHERE m.seq = n.seq AND e.key = ? AND CASE
+    WHEN e.type IN ('integer', 'real') THEN coalesce(
+      nullif(json_extract(m.message, e.fullkey, e.fullkey), '[null,null]'), json_array(e.value, e.value)) = ?
+    WHEN e.type IN ('text', 'true', 'false') THEN iif(e.type = 'text', e.value, e.type) = ? END)"""
+
+
 class SqliteFilterQuery(Struct, frozen=True):
     """The FROM and WHERE clauses of a SELECT over notifications `n`, and their parameters."""
 
@@ -103,6 +114,9 @@ def build_filter_query(
     if filter.created_until is not None:
         conditions.append("n.created_at < ?")
         parameters.append(round_up_to_ms(filter.created_until))
+    for key, value in filter.metadata.items():
+        conditions.append(_HAS_METADATA)
+        parameters += [key, f"[{value},{value}]", value]
     return SqliteFilterQuery(f"FROM {source} WHERE {' AND '.join(conditions)}", tuple(parameters))
 
 
@@ -140,8 +154,22 @@ CROSS JOIN homing_messages AS m ON m.seq = n.seq
 _WAITING = """
 SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
   ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
-WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
+WHERE (?1 IS NULL OR q.tenant = ?1) AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
 ORDER BY due.due_at, due.id LIMIT ?4
+"""
+
+_DUE_COUNTS = """
+SELECT json_group_object(status, count) FROM (
+  SELECT due.status, count(*) AS count
+  FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
+    ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
+  WHERE (?1 IS NULL OR q.tenant = ?1) AND due.due_at IS NOT NULL AND due.due_at <= ?2
+  GROUP BY due.status)
+"""
+
+_RETRYING = """
+SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_retrying
+WHERE n.tenant = ?1 AND n.status = 'retrying' ORDER BY n.last_attempt_at, n.id LIMIT ?2
 """
 
 _FOREVER = 2**62
@@ -150,10 +178,10 @@ _ERROR_GROUPS = f"""
 SELECT json_group_array(json_array(reason, error_code, last_error, count, unacknowledged, newest))
 FROM (
   SELECT n.reason, n.error_code, n.last_error, count(*) AS count,
-    sum(n.acknowledged_at IS NULL) AS unacknowledged,
-    max(printf('%020d', coalesce(n.failed_at, 0)) || n.id) AS newest
+    sum(n.status = 'failed' AND n.acknowledged_at IS NULL) AS unacknowledged,
+    max(printf('%020d', coalesce(n.failed_at, n.last_attempt_at, 0)) || n.id) AS newest
   FROM homing_notifications AS n INDEXED BY homing_rare
-  WHERE n.tenant = ? AND n.status = 'failed' AND {RARE}
+  WHERE n.tenant = ? AND n.status = ? AND {RARE}
   GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''),
     iif(coalesce(n.error_code, '') = '', coalesce(n.last_error, ''), '')
   ORDER BY count DESC, 1, 2, 3
@@ -174,8 +202,27 @@ SELECT json_group_array(json_array(hour_at, tenant, channel, provider, {", ".joi
   ORDER BY hour_at, tenant, channel, provider)
 """  # noqa: S608
 
+_GOALS = """
+SELECT json_group_array(json_array(hour_at, tenant, mode, met, missed)) FROM (
+  SELECT * FROM homing_goals
+  WHERE hour_at > ?1 AND (?2 IS NULL OR tenant = ?2)
+  ORDER BY hour_at, tenant, mode)
+"""
+
+_UNACKNOWLEDGED = """
+SELECT count(*), min(n.failed_at) FROM homing_notifications AS n INDEXED BY {index}
+WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition}
+"""
+
+_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(
+    index="homing_final", condition="n.due_at IS NULL AND n.lease_until IS NULL"
+)
+
+_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_rare", condition=f"n.tenant = ? AND {RARE}")
+
 _OLDEST_RETRY = """
-SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED BY homing_retrying
+SELECT min((SELECT min(coalesce(n.first_failed_at, n.last_attempt_at))
+            FROM homing_notifications AS n INDEXED BY homing_retrying
             WHERE n.tenant = t.tenant AND n.status = 'retrying'))
 FROM (SELECT DISTINCT tenant FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1) AS t
 """
@@ -197,7 +244,13 @@ _decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, 
 
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
 
-_decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int, int]]).decode
+_decode_roll_ups = json.Decoder(
+    list[tuple[int, str, Channel, str, int, int, int, int, int, int, int, int, int]]
+).decode
+
+_decode_goals = json.Decoder(list[tuple[int, str, Mode, int, int]]).decode
+
+_decode_counts = json.Decoder(dict[Status, int]).decode
 
 _decode_pairs = json.Decoder(tuple[tuple[str, str], ...]).decode
 
@@ -236,8 +289,8 @@ def list_page(
     return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
 
 
-def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Returns waiting notifications, the earliest due first.
+def waiting(tx: SqliteTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
+    """Returns waiting notifications of one tenant, or of all if it is None, the earliest due first.
 
     `ready` selects those due now (True), those due later (False) or both (None).
     """
@@ -246,17 +299,27 @@ def waiting(tx: SqliteTransaction, tenant: str, limit: int, ready: bool | None) 
     return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
 
 
+def count_due(tx: SqliteTransaction, tenant: str | None) -> dict[Status, int]:
+    """Returns the number of due notifications of one tenant, or of all if it is None, by status."""
+    return _decode_counts(tx.one(_DUE_COUNTS, tenant, tx.now))
+
+
+def retrying(tx: SqliteTransaction, tenant: str, limit: int) -> Page:
+    """Returns notifications that wait for a retry, that with the oldest last attempt first."""
+    return Page(items=_page(tx, _RETRYING, tenant, limit, limit=limit).items)
+
+
 def tallies(tx: SqliteTransaction, tenant: str | None) -> tuple[Tally, ...]:
     """Returns the number of notifications per status and number of attempts, in life-cycle order."""
     found = [Tally(*cell) for cell in _decode_tallies(tx.one(_TALLIES, tenant))]
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-def error_groups(tx: SqliteTransaction, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Returns the dead letters grouped by error, the largest group first."""
+def error_groups(tx: SqliteTransaction, tenant: str, limit: int, status: Status) -> tuple[ErrorGroup, ...]:
+    """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
     groups = []
     for reason, code, text, count, unacknowledged, newest in _decode_groups(
-        tx.one(_ERROR_GROUPS, tenant, limit)
+        tx.one(_ERROR_GROUPS, tenant, status.value, limit)
     ):
         groups.append(
             ErrorGroup(
@@ -287,8 +350,26 @@ def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[
     )
 
 
+def goal_roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
+    """Returns the punctuality of the hours that overlap the last `since_ms` milliseconds, oldest first."""
+    found = _decode_goals(tx.one(_GOALS, tx.now - since_ms - HOUR_MS, tenant))
+    return tuple(
+        GoalRollUp(hour_at=views.optional_moment(hour_at), tenant=whose, mode=mode, met=met, missed=missed)
+        for hour_at, whose, mode, met, missed in found
+    )
+
+
+def unacknowledged(tx: SqliteTransaction, tenant: str | None) -> Unacknowledged:
+    """Returns the number of unacknowledged dead letters, and the time of the oldest."""
+    if tenant is None:
+        number, oldest = tx.cursor.execute(_UNACKNOWLEDGED_OF_ALL).fetchone()
+    else:
+        number, oldest = tx.cursor.execute(_UNACKNOWLEDGED_OF_ONE, (tenant,)).fetchone()
+    return Unacknowledged(count=number, oldest_at=views.optional_moment(oldest))
+
+
 def oldest_retry_at(tx: SqliteTransaction, tenant: str | None) -> datetime | None:
-    """Returns the time of the oldest last attempt of a retrying notification, or None if there is none."""
+    """Returns the time of the oldest first failure of a retrying notification, or None if there is none."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.optional_moment(at)
 

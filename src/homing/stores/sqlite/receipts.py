@@ -110,7 +110,7 @@ def _prepare(
         recorder.record(seq, change, waited[seq])
         waited[seq] = queue_of(change.row)
 
-    return ReceiptApplier(files, named, owners, tx.now, record), recorder
+    return ReceiptApplier(files, named, owners, tx.now, record, tx.failures), recorder
 
 
 def _write(tx: SqliteTransaction, applier: ReceiptApplier, recorder: SqliteChangeRecorder) -> None:
@@ -148,7 +148,7 @@ def apply_receipts(tx: SqliteTransaction, batch: Sequence[Receipt]) -> ReceiptRe
         new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
     _INSERT_RECEIPTS.run(tx, new)
     _write(tx, applier, recorder)
-    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
+    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned), tuple(tx.failures))
 
 
 def apply_early_receipts(tx: SqliteTransaction, seqs: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from homing.core.lifecycle.outcomes import FailureReport
 from homing.core.lifecycle.rows import Row
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.row_columns import JSON_FIELDS, ROW_FIELDS
@@ -35,13 +36,15 @@ _NUL = "\\u0000"
 class SqliteTransaction:
     """An open transaction."""
 
-    __slots__ = ("_sinks", "cursor", "now", "settling")
+    __slots__ = ("_sinks", "cursor", "failures", "now", "settling")
 
     def __init__(self, cursor: sqlite3.Cursor, now: int, settling: bool = False) -> None:
         """`now` is the transaction's time in epoch milliseconds. See `StoreTime` for `settling`."""
         self.cursor = cursor
         self.now = now
         self.settling = settling
+        self.failures: list[FailureReport] = []
+        """Failures reported by providers that this transaction has applied."""
         self._sinks: SinkBook | None = None
 
     @property

@@ -121,11 +121,11 @@ class SqliteStore(SqlStore):
         for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.stop)
 
-    async def migrate(self) -> tuple[str, ...]:
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
 
         def migrate(tx: SqliteTransaction) -> tuple[str, ...]:
-            names = migrations.migrate(tx.cursor, str(self._path), tx.now)
+            names = migrations.migrate(tx.cursor, str(self._path), tx.now, create=create)
             if self._memory is None:
                 write_missing_mark(tx.cursor)
             return names
@@ -182,7 +182,8 @@ class SqliteStore(SqlStore):
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def settle_alone(tx: SqliteTransaction) -> SettleResult:
-            return build_settle_result(batch, settle.settle(tx, batch, self._leased_rows))
+            statuses = settle.settle(tx, batch, self._leased_rows)
+            return build_settle_result(batch, statuses, tx.failures)
 
         result = await self._write(settle_alone, self._settle_together, batch)
         if result.missing:
@@ -334,5 +335,6 @@ class SqliteStore(SqlStore):
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        statuses = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
-        return [build_settle_result(batch, [next(statuses) for _ in batch]) for batch in batches]
+        tx = self._tx(cursor)
+        statuses = iter(settle.settle(tx, everything, self._leased_rows))
+        return [build_settle_result(batch, [next(statuses) for _ in batch], tx.failures) for batch in batches]

@@ -60,6 +60,18 @@ class PriorAttemptTests:
         claim = await claim_one(store)
         assert (claim.attempt, claim.attempts_before, claim.last_delay_ms) == (2, 1, HOUR_MS)
 
+    async def test_the_delay_counts_from_the_failure_elsewhere(self, harness: Harness) -> None:
+        store = harness.store
+        failed_at = await store.now_ms() - HOUR_MS // 2
+        new = a_notification(attempts_before=1, delay_ms=HOUR_MS)
+        await accept_one(store, msgspec.structs.replace(new, delay_from=failed_at))
+        found = await get_notification(store, new.id)
+        assert close_to(found.next_retry_at, failed_at + HOUR_MS)
+        await harness.advance(HOUR_MS // 4)
+        assert await claim_all(store) == ()
+        await harness.advance(HOUR_MS // 2)
+        assert (await claim_one(store)).last_delay_ms == HOUR_MS
+
     async def test_a_send_at_after_the_delay_takes_precedence(self, harness: Harness) -> None:
         store = harness.store
         send_at = await store.now_ms() + 2 * HOUR_MS

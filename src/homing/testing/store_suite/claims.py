@@ -340,6 +340,44 @@ class ClaimTests:
         rest = (await store.claim(a_claim_request(STANDARD_EMAIL, priority_sms, limit=9))).claims
         assert _by(rest, "lane") == {STANDARD_EMAIL: 3}
 
+    async def test_a_claim_may_be_limited_to_one_tenant(self, harness: Harness) -> None:
+        store = harness.store
+        mine = [await accept_one(store, tenant="a") for _ in range(3)]
+        other = await accept_one(store, tenant="b")
+        batch = await store.claim(a_claim_request(tenant="a", limit=2))
+        assert [claim.id for claim in batch.claims] == mine[:2]
+        assert [claim.id for claim in (await store.claim(a_claim_request(tenant="a"))).claims] == mine[2:]
+        assert (await store.claim(a_claim_request(tenant="a"))).claims == ()
+        assert (await claim_one(store)).id == other
+
+    async def test_a_claim_of_chosen_rows_leaves_all_others(self, harness: Harness) -> None:
+        store = harness.store
+        later = await store.now_ms() + HOUR_MS
+        first, second, third = [await accept_one(store) for _ in range(3)]
+        other = await accept_one(store, tenant="b")
+        waits = await accept_one(store, a_notification(send_at=later))
+        chosen = [third, first, waits, other, "no-such-id"]
+        batch = await store.claim(a_claim_request(ids=chosen, tenant="default"))
+        assert [claim.id for claim in batch.claims] == [first, third], "those that are due, oldest first"
+        assert all(claim.attempt == 1 for claim in batch.claims)
+        assert (await store.claim(a_claim_request(ids=chosen, tenant="default"))).claims == ()
+        await store.settle([retry_in(claim, 0) for claim in batch.claims])
+        assert {claim.id for claim in await claim_all(store)} == {first, second, third, other}
+        assert await count_by_status(store) == {"pending": 1, "sending": 3}
+        await harness.advance(2 * HOUR_MS)
+        assert [claim.id for claim in (await store.claim(a_claim_request(ids=[waits]))).claims] == [waits]
+
+    async def test_chosen_rows_are_claimed_within_the_capacity(self, harness: Harness) -> None:
+        store = harness.store
+        ids = [await accept_one(store) for _ in range(3)]
+        away = await accept_one(store, a_notification(provider="away", outlet="away"))
+        request = a_claim_request(
+            ids=[*ids, away], providers={"sendgrid": ProviderCapacity(slots=2)}, only_listed=True
+        )
+        assert [claim.id for claim in (await store.claim(request)).claims] == ids[:2]
+        assert (await store.claim(a_claim_request(ids=ids, slots=0))).claims == ()
+        assert {claim.id for claim in await claim_all(store)} == {ids[2], away}
+
     async def test_changing_a_claim_does_not_change_the_store(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, a_notification(message=a_message(order=1)))

@@ -257,6 +257,23 @@ class CommandTests:
         assert found.status is resolution
         assert (found.sent_at is None) == (resolution is Status.FAILED)
 
+    @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING])
+    async def test_fail_makes_a_waiting_notification_a_dead_letter(
+        self, harness: Harness, status: Status
+    ) -> None:
+        store = harness.store
+        id = await bring_to(store, status)
+        assert (await store.amend("default", [id], a_command(CommandName.FAIL))).applied == (id,)
+        found = await get_notification(store, id)
+        assert (found.status, found.reason, found.next_retry_at) == (Status.FAILED, Reason.OPERATOR, None)
+        assert found.failed_at is not None
+        assert found.acknowledged_at is None
+        await harness.advance(HOUR_MS)
+        assert await claim_all(store) == ()
+        assert (await store.amend("default", [id], a_command(CommandName.FAIL))).refused == {
+            id: Status.FAILED
+        }
+
     @pytest.mark.parametrize("resolution", [None, Status.DELIVERED, Status.PENDING])
     async def test_resolve_requires_the_status_sent_or_failed(
         self, harness: Harness, resolution: Status | None

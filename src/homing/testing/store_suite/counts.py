@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from msgspec.structs import replace
+
+from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.views import optional_moment
-from homing.core.notifications import Channel, Reason, Status
-from homing.core.statistics import RollUp
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
+from homing.core.ports.stores import Retention
+from homing.core.statistics import RollUp, Unacknowledged
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
+    MINUTE_MS,
     a_notification,
     a_receipt,
     dead,
@@ -32,7 +39,7 @@ from homing.testing.store_suite.harness import (
 
 
 class CountTests:
-    """Tests of `tallies`, `error_groups`, `roll_ups`, `oldest_retry_at` and `tenants`."""
+    """Tests of `count_due`, `tallies`, `error_groups`, the roll-ups and other counts."""
 
     async def test_tallies_count_by_status_and_attempts(self, harness: Harness) -> None:
         store = harness.store
@@ -53,6 +60,21 @@ class CountTests:
         assert tally_cells(await store.tallies("a")) == mine
         assert tally_cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
         assert tally_cells(await store.tallies(None)) == {**mine, (Status.PENDING, 0): (2, 0)}
+
+    async def test_due_notifications_are_counted_by_status(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)), tenant="a")
+        claims = await claim_all(store)
+        await store.settle([retry_in(claims[0], 0), retry_in(claims[1], HOUR_MS), sent(claims[2])])
+        await store.settle([postponed(claims[3], HOUR_MS)])  # the fifth is still being sent
+        await accept_one(store, a_notification(send_at=await store.now_ms() + HOUR_MS), tenant="a")
+        await accept_one(store, tenant="a")
+        await accept_one(store, tenant="b")
+        assert await store.count_due("a") == {Status.PENDING: 1, Status.RETRYING: 1}
+        assert await store.count_due("b") == {Status.PENDING: 1}
+        assert await store.count_due(None) == {Status.PENDING: 2, Status.RETRYING: 1}
+        await harness.advance(HOUR_MS)
+        assert await store.count_due("a") == {Status.PENDING: 3, Status.RETRYING: 2}
 
     async def test_dead_letters_are_grouped_by_their_error(self, harness: Harness) -> None:
         store = harness.store
@@ -75,6 +97,36 @@ class CountTests:
         assert groups[0].example_id in {claim.id for claim in claims[:3]}
         assert groups[2].newest_at == (await get_notification(store, claim.id)).failed_at
         assert await store.error_groups("default", limit=1) == groups[:1]
+
+    async def test_retries_are_grouped_by_their_last_error(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)))
+        claims = await claim_all(store)
+        busy = [retry_in(claim, HOUR_MS, error="busy", error_code="503") for claim in claims[:2]]
+        await store.settle([*busy, dead(claims[2], error="busy", error_code="503"), sent(claims[3])])
+        await harness.advance(MINUTE_MS)
+        await store.settle([retry_in(claims[4], HOUR_MS, error="slow down", error_code="429")])
+        groups = await store.error_groups("default", status=Status.RETRYING)
+        found = [(g.error_code, g.last_error, g.count, g.unacknowledged) for g in groups]
+        assert found == [("503", "busy", 2, 0), ("429", "slow down", 1, 0)]
+        assert groups[1].newest_at == (await get_notification(store, claims[4].id)).last_attempt_at
+        assert groups[0].example_id in {claims[0].id, claims[1].id}
+        (dead_group,) = await store.error_groups("default")
+        assert (dead_group.count, dead_group.unacknowledged) == (1, 1)
+        assert await store.error_groups("other", status=Status.RETRYING) == ()
+
+    async def test_retries_are_listed_by_their_last_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(3)))
+        ids = []
+        for claim, delay_ms in zip(await claim_all(store), (DAY_MS, 0, HOUR_MS), strict=True):
+            await store.settle([retry_in(claim, delay_ms)])
+            ids.append(claim.id)
+            await harness.advance(MINUTE_MS)
+        await accept_one(store, a_notification(send_at=await store.now_ms() + DAY_MS))
+        assert [n.id for n in (await store.retrying("default")).items] == ids
+        assert [n.id for n in (await store.retrying("default", limit=2)).items] == ids[:2]
+        assert (await store.retrying("other")).items == ()
 
     async def test_errors_with_the_same_code_form_one_group(self, harness: Harness) -> None:
         store = harness.store
@@ -101,15 +153,24 @@ class CountTests:
         await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
         assert await store.error_groups("default") == ()
 
-    async def test_the_oldest_retry_has_waited_longest_since_its_last_attempt(self, harness: Harness) -> None:
+    async def test_the_oldest_retry_has_waited_longest_since_its_first_failure(
+        self, harness: Harness
+    ) -> None:
         store = harness.store
-        first, second = await accept_and_claim(store, tenant="a"), await accept_and_claim(store, tenant="b")
-        await store.settle([retry_in(first, DAY_MS)])
+        first = await accept_and_claim(store, tenant="a")
+        await store.settle([retry_in(first, HOUR_MS)])
+        second = await accept_and_claim(store, tenant="b")
+        failed = (await get_notification(store, first.id, "a")).last_attempt_at
         await harness.advance(HOUR_MS)
+        again = await claim_one(store)
+        assert (again.id, again.attempt) == (first.id, 2)
+        await store.settle([retry_in(again, DAY_MS)])
         await store.settle([retry_in(second, DAY_MS)])
-        attempted = (await get_notification(store, first.id, "a")).last_attempt_at
-        assert attempted is not None
-        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == attempted
+        found = await get_notification(store, first.id, "a")
+        assert found.last_attempt_at is not None
+        assert failed is not None
+        assert (found.first_failed_at, found.last_attempt_at > failed) == (failed, True)
+        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == failed
         assert (
             await store.oldest_retry_at("b")
             == (await get_notification(store, second.id, "b")).last_attempt_at
@@ -118,6 +179,35 @@ class CountTests:
         await store.amend("a", [first.id], Command(name=CommandName.CANCEL, who="ada"))
         assert await store.oldest_retry_at("a") is None
         assert await store.oldest_retry_at(None) == await store.oldest_retry_at("b")
+
+    async def test_a_reported_failure_is_the_first_failure_of_a_sent_notification(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([sent(claim, "m-1")])
+        assert (await get_notification(store, claim.id)).first_failed_at is None
+        await harness.advance(HOUR_MS)
+        await store.receipt([a_receipt("m-1", ReceiptEvent.FAILED, outcome=OutcomeKind.TRANSIENT)])
+        found = await get_notification(store, claim.id)
+        assert found.status is Status.RETRYING
+        assert found.first_failed_at == found.updated_at
+        assert await store.oldest_retry_at("default") == found.first_failed_at
+
+    async def test_the_failures_of_a_reopened_dead_letter_count_from_the_command(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        await store.settle([dead(claim)])
+        failed = (await get_notification(store, claim.id)).first_failed_at
+        assert failed is not None
+        await harness.advance(HOUR_MS)
+        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
+        found = await get_notification(store, claim.id)
+        assert found.first_failed_at is not None
+        assert found.first_failed_at > failed
+        assert await store.oldest_retry_at("default") == found.first_failed_at
 
     async def test_roll_ups_count_by_hour(self, harness: Harness) -> None:
         store = harness.store
@@ -171,11 +261,84 @@ class CountTests:
         await claim_one(store)
         assert [hour.accepted for hour in await store.roll_ups(None, since_ms=DAY_MS)] == [1]
 
+    async def test_goal_roll_ups_count_what_was_sent_in_time_and_late_by_mode(self, harness: Harness) -> None:
+        store = harness.store
+        goals = {Mode.PRIORITY: 5_000, Mode.STANDARD: 30_000, Mode.BULK: 300_000}
+        for mode, goal_ms in goals.items():
+            early, late, failed = [
+                await accept_and_claim(store, a_notification(mode=mode), tenant="a") for _ in range(3)
+            ]
+            await store.settle([_sent_after(early, goal_ms), _sent_after(late, goal_ms + 1), dead(failed)])
+        await store.settle([_sent_after(await accept_and_claim(store, tenant="b"), 0)])
+        found = await store.goal_roll_ups("a", since_ms=DAY_MS)
+        assert {(one.mode, one.met, one.missed) for one in found} == {(mode, 1, 1) for mode in goals}
+        everything = await store.goal_roll_ups(None, since_ms=DAY_MS)
+        assert sum(one.met for one in everything) == 4
+        assert all(one.hour_at.minute == 0 for one in everything)
+        await store.prune(Retention(), 1)
+        assert await store.goal_roll_ups(None, since_ms=DAY_MS) == everything
+
+    async def test_a_wait_on_purpose_and_an_attempt_elsewhere_do_not_count_against_the_goal(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        quiet = await accept_and_claim(store)
+        await store.settle([postponed(quiet, HOUR_MS, reason=Reason.QUIET_HOURS)])
+        await harness.advance(HOUR_MS)
+        await store.settle([sent(await claim_one(store))])
+        elsewhere = a_notification(attempts_before=1, delay_ms=HOUR_MS)
+        await accept(store, elsewhere)
+        await harness.advance(HOUR_MS)
+        await store.settle([sent(await claim_one(store))])
+        found = await store.goal_roll_ups(None, since_ms=DAY_MS)
+        assert [(one.met, one.missed) for one in found] == [(1, 0)]
+
+    async def test_opens_and_clicks_are_summed_up_and_outlive_a_purge(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await accept_and_claim(store) for _ in range(2)]
+        await store.settle([sent(claims[0], "m-1"), sent(claims[1], "m-2")])
+        opened = [
+            a_receipt(f"m-{n}", ReceiptEvent.OPEN, event_id=f"o-{n}-{k}") for n in (1, 2) for k in (1, 2)
+        ]
+        await store.receipt([*opened, opened[0], a_receipt("m-1", ReceiptEvent.CLICK)])
+        await store.receipt([opened[0], a_receipt("m-1"), a_receipt("m-2")])
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(Retention(), 100))["notifications"] == 2
+        hours = await store.roll_ups(None, since_ms=3 * DAY_MS)
+        assert [sum(getattr(h, name) for h in hours) for name in ("opened", "clicked")] == [4, 1]
+
+    async def test_unacknowledged_dead_letters_are_counted_with_the_time_of_the_oldest(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        assert await store.unacknowledged(None) == Unacknowledged(count=0, oldest_at=None)
+        ids = []
+        for tenant in ("a", "a", "b"):
+            claim = await accept_and_claim(store, tenant=tenant)
+            await store.settle([dead(claim)])
+            ids.append(claim.id)
+            await harness.advance(HOUR_MS)
+        times = [(await get_notification(store, ids[n], t)).failed_at for n, t in enumerate("aab")]
+        assert await store.unacknowledged(None) == Unacknowledged(count=3, oldest_at=times[0])
+        assert await store.unacknowledged("b") == Unacknowledged(count=1, oldest_at=times[2])
+        await store.amend("a", [ids[0]], Command(name=CommandName.ACKNOWLEDGE, who="ada"))
+        assert await store.unacknowledged("a") == Unacknowledged(count=1, oldest_at=times[1])
+        assert (await store.unacknowledged(None)).count == 2
+        assert (await store.unacknowledged("nobody")).count == 0
+
     async def test_tenants_lists_all_tenants(self, harness: Harness) -> None:
         store = harness.store
         for tenant in ("b", "a", "b"):
             await accept_one(store, tenant=tenant)
         assert sorted(await store.tenants()) == ["a", "b"]
+
+
+def _sent_after(claim: Claim, took_ms: int) -> Settlement:
+    """Returns the settlement of a claim that was sent this long after its acceptance."""
+    settlement = sent(claim)
+    assert settlement.attempt is not None
+    latency_ms = claim.aged_from + took_ms - settlement.attempt.started_at
+    return replace(settlement, attempt=replace(settlement.attempt, latency_ms=latency_ms))
 
 
 def _sum_up(roll_ups: Sequence[RollUp]) -> dict[str, dict[str, int]]:

@@ -105,7 +105,7 @@ async def _check_reads(store: Backend, tenant: str, rows: list[Notification]) ->
     assert [(item.next_retry_at, item.id) for item in page.items] == by_due
     ready = await store.waiting(tenant, limit=len(rows) + 1, ready=True)
     assert {item.id for item in ready.items} >= {id for due_at, id in by_due if due_at <= now}
-    retried = [row.last_attempt_at for row in rows if row.status is Status.RETRYING and row.last_attempt_at]
+    retried = [row.first_failed_at for row in rows if row.status is Status.RETRYING and row.first_failed_at]
     assert await store.oldest_retry_at(tenant) == min(retried, default=None)
     dead = await list_all(store, tenant, Filter(statuses=(Status.FAILED,)))
     assert sum(group.count for group in await store.error_groups(tenant, limit=1000)) == len(dead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    a_message,
     a_notification,
     a_receipt,
     an_id,
@@ -69,6 +71,7 @@ class ReadTests:
         page = await store.list("default", Filter())
         assert (page.items, page.cursor) == ((), None)
         assert (await store.waiting("default")).items == ()
+        assert await store.count_due("default") == await store.count_due(None) == {}
         assert await store.tallies("default") == await store.tallies(None) == ()
         assert await store.error_groups("default") == ()
         assert await store.roll_ups(None, since_ms=DAY_MS) == ()
@@ -217,6 +220,60 @@ class ReadTests:
         found = await list_all(store, filter=Filter(type="alarm", address="x@example.com"))
         assert [item.id for item in found] == [both.id]
 
+    async def test_a_list_can_be_limited_by_metadata(self, harness: Harness) -> None:
+        store = harness.store
+        metadata: dict[str, dict[str, Any]] = {
+            "text": {"entry_id": "42", 'a key, with "quotes" = and dots.': "é"},
+            "number": {"entry_id": 42, "paid": True, "price": 1.5},
+            "other": {"entry_id": 421, "paid": False, "deep": {"entry_id": 42}, "list": [42]},
+            "none": {},
+        }
+        ids = {
+            name: await accept_one(store, a_notification(message=a_message(**one)))
+            for name, one in metadata.items()
+        }
+        names = {id: name for name, id in ids.items()}
+
+        async def found(**wanted: str) -> set[str]:
+            return {names[n.id] for n in await list_all(store, filter=Filter(metadata=wanted))}
+
+        assert await found(entry_id="42") == {"text", "number"}
+        assert await found(entry_id="421") == {"other"}
+        assert await found(entry_id="42", paid="true") == {"number"}
+        assert await found(paid="false") == {"other"}
+        assert await found(price="1.5") == {"number"}
+        assert await found(**{'a key, with "quotes" = and dots.': "é"}) == {"text"}
+        for nothing in ({"entry_id": "4"}, {"deep": "42"}, {"list": "42"}, {"missing": ""}, {"price": "15"}):
+            assert await found(**nothing) == set()
+        cancel = Command(name=CommandName.CANCEL, who="ada")
+        result = await store.amend("default", Filter(metadata={"entry_id": "42"}), cancel)
+        assert set(result.applied) == {ids["text"], ids["number"]}
+
+    async def test_a_number_in_the_metadata_is_found_by_its_text_in_json(self, harness: Harness) -> None:
+        store = harness.store
+        numbers: dict[str, Any] = {
+            "0.30000000000000004": 0.1 + 0.2,
+            "1234567.8912345679": 1234567.8912345679,
+            "1e16": 1e16,
+            "1e-7": 1e-7,
+            "5.0": 5.0,
+            "-0.0": -0.0,
+            "9007199254740993": 9_007_199_254_740_993,
+            "12345678901234567890": 12_345_678_901_234_567_890,
+        }
+        id = await accept_one(store, a_notification(message=a_message(**numbers)))
+        for text in numbers:
+            found = await list_all(store, filter=Filter(metadata={text: text}))
+            assert [item.id for item in found] == [id], text
+        for key, other in (("5.0", "5"), ("-0.0", "0.0"), ("1e16", "1.0e+16"), ("1e-7", "1e-07")):
+            assert not await list_all(store, filter=Filter(metadata={key: other})), key
+
+    async def test_objects_and_arrays_in_the_metadata_are_never_found(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store, a_notification(message=a_message(object={"a": 1}, array=[1], nothing=None)))
+        for key, text in (("object", '{"a":1}'), ("array", "[1]"), ("nothing", "null"), ("nothing", "")):
+            assert not await list_all(store, filter=Filter(metadata={key: text})), key
+
     async def test_a_list_can_be_limited_to_a_time_range(self, harness: Harness) -> None:
         store = harness.store
         ids = []
@@ -258,6 +315,19 @@ class ReadTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert await waiting(True) == [due, claim.id]
 
+    async def test_without_a_tenant_the_waiting_rows_of_all_tenants_are_listed(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        late = await accept_one(store, a_notification(send_at=now + HOUR_MS), tenant="a")
+        soon = await accept_one(store, a_notification(send_at=now + MINUTE_MS), tenant="b")
+        due = await accept_one(store, tenant="c")
+        assert [item.id for item in (await store.waiting(None)).items] == [due, soon, late]
+        assert [item.id for item in (await store.waiting(None, ready=False, limit=1)).items] == [soon]
+        [found] = (await store.waiting(None, ready=True)).items
+        assert (found.id, found.tenant) == (due, "c")
+
     async def test_no_read_shows_another_tenants_notification(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store, tenant="a")
@@ -269,6 +339,7 @@ class ReadTests:
         assert (await store.list("b", Filter())).items == ()
         assert (await store.list("b", Filter(), cursor=an_id())).items == ()
         assert (await store.waiting("b")).items == ()
+        assert await store.count_due("b") == {}
         assert await store.tallies("b") == ()
         assert await store.error_groups("b") == ()
         assert await store.roll_ups("b", since_ms=DAY_MS) == ()

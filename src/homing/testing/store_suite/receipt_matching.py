@@ -201,6 +201,15 @@ class ReceiptOrderTests:
         assert await status_of(store, claim.id) is Status.RETRYING
         assert (await claim_one(store)).provider == "acs"
 
+    async def test_settle_returns_the_failures_that_were_reported_before_it(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        result = await store.receipt([a_receipt("m-1", E.FAILED, error_code="30005")])
+        assert result.failures == ()
+        [failure] = (await store.settle([sent(claim, "m-1")])).failures
+        assert (failure.id, failure.provider, failure.error_code) == (claim.id, "sendgrid", "30005")
+        assert (failure.status, failure.next_provider, failure.delay_ms) == (Status.RETRYING, "acs", 0)
+
     async def test_reference_data_of_an_early_receipt_is_written_by_settle(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)

@@ -131,6 +131,29 @@ class ReceiptTests:
         again = await claim_one(store)
         assert (again.provider, again.attempt, again.moves, again.bounce_floor) == ("acs", 2, 1, 1)
 
+    async def test_the_result_has_what_follows_from_each_new_failure(self, harness: Harness) -> None:
+        store = harness.store
+        moved = await accept_and_send(store, "m-1")
+        stays = await accept_and_send(store, "m-2")
+        ends = await accept_and_send(store, "m-3")
+        batch = [
+            a_receipt("m-1", E.FAILED, error_code="30005"),
+            a_receipt("m-2", E.FAILED, route=MAIL_ROUTE[:1], backoff_ms=MINUTE_MS),
+            a_receipt("m-3", E.FAILED, outcome=K.BAD_CONTENT),
+            a_receipt("m-3", E.SPAM_REPORT),
+        ]
+        first, second, third, fourth = (await store.receipt(batch)).failures
+        assert (first.id, first.provider, first.event) == (moved, "sendgrid", "failed")
+        assert (first.outcome, first.error_code) == (K.TRANSIENT, "30005")
+        assert 0 <= first.elapsed_ms < MARGIN_MS
+        assert (first.status, first.next_provider, first.delay_ms) == (Status.RETRYING, "acs", 0)
+        assert (second.id, second.next_provider) == (stays, "sendgrid")
+        assert second.delay_ms > 0
+        assert (third.id, third.status, third.next_provider) == (ends, Status.FAILED, "")
+        assert (fourth.id, fourth.event, fourth.status) == (ends, "spam_report", Status.FAILED)
+        assert (await store.receipt(batch)).failures == ()
+        assert (await store.receipt([a_receipt("m-1", E.OPEN)])).failures == ()
+
     async def test_a_failure_fails_over_to_the_next_provider_at_once(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_and_send(store, "m-1")

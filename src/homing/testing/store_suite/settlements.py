@@ -72,6 +72,23 @@ class SettleTests:
         assert (attempt.ended_at - attempt.started_at).total_seconds() == pytest.approx(0.12)
         assert await count_by_status(store) == {Status.SENT: 1}
 
+    async def test_a_failed_attempt_whose_device_is_inactive_is_skipped_with_its_attempt(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        record = an_attempt(claim, OutcomeKind.TRANSIENT, error="try later", error_code="503")
+        skipped = a_settlement(claim, Status.SKIPPED, attempt=record, reason=Reason.DEVICE_INACTIVE)
+        assert (await store.settle([skipped])).applied == (claim.id,)
+        history = await store.get("default", claim.id)
+        assert history is not None
+        found = history.notification
+        assert (found.status, found.reason) == (Status.SKIPPED, Reason.DEVICE_INACTIVE)
+        assert (found.attempt_count, found.next_retry_at, found.last_error) == (1, None, "try later")
+        assert [attempt.outcome for attempt in history.attempts] == [OutcomeKind.TRANSIENT]
+        assert history.causes == ()
+        assert await count_by_status(store) == {Status.SKIPPED: 1}
+
     async def test_a_settlement_with_an_old_token_changes_nothing(self, harness: Harness) -> None:
         store = harness.store
         claim = await accept_and_claim(store)
@@ -190,7 +207,8 @@ class SettleTests:
         assert history.notification.provider_message_ids == ("m-1", None, "m-3", "m-4")
         assert [attempt.number for attempt in history.attempts] == [1, 2, 3, 4]
         assert history.notification.provider == "acs"
-        assert (history.notification.last_error, history.notification.error_code) == (None, None)
+        error = (history.notification.last_error, history.notification.error_code)
+        assert error == ("try later", "503"), "the error of the last failed attempt stays"
 
     async def test_a_row_ended_by_the_guard_has_the_guard_as_its_cause(self, harness: Harness) -> None:
         store = harness.store

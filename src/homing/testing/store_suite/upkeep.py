@@ -52,6 +52,7 @@ class UpkeepTests:
         store = harness.store
         id = await accept_one(store)
         assert await store.migrate() == ()
+        assert await store.migrate(create=False) == (), "the schema exists"
         assert await status_of(store, id) is Status.PENDING
 
     async def test_the_clock_advances(self, harness: Harness) -> None:

@@ -122,13 +122,13 @@ def test_scopes_are_read_by_name_without_repeats_and_at_least_one_is_needed() ->
         read_scopes([])
 
 
-@pytest.mark.parametrize("name", ["acme", "a", "0", "team-1.eu_west", "a" * 63])
+@pytest.mark.parametrize("name", ["acme", "Acme", "a", "0", "team-1.eu_west", "a" * 63])
 def test_a_valid_tenant_name_is_accepted(name: str) -> None:
     assert check_tenant(name) == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "*", "Acme", "a b", "a" * 64, "-a", ".a", "a/b", "a\n", "ä", "a\x00", None, 7, "а"]
+    "name", ["", "*", "a b", "a" * 64, "-a", ".a", "a/b", "a\n", "ä", "a\x00", None, 7, "а"]
 )
 def test_an_invalid_tenant_name_is_refused(name: object) -> None:
     with pytest.raises(InvalidRequest, match="tenant: must have 1 to 63"):

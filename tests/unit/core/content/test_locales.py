@@ -37,6 +37,7 @@ def test_all_vectors_are_present() -> None:
     assert len(VECTORS) == 31
 
 
+@pytest.mark.source("002", "402-422")
 @pytest.mark.parametrize(
     ("tenant", "preferred", "header", "expected"),
     [
@@ -49,7 +50,8 @@ def test_all_vectors_are_present() -> None:
         ("acme", "tlh", "fr", "de"),
         ("acme", None, None, "de"),
         ("other", None, "", "en-US"),
-        ("other", "pt", "pt", "en-US"),
+        ("other", "pt", None, "pt-BR"),
+        ("other", None, "pt", "en-US"),
     ],
 )
 def test_the_order_is_preference_header_tenant_default(
@@ -75,6 +77,27 @@ def test_in_strict_mode_a_header_without_a_specific_language_is_accepted(
 
 def test_a_preference_that_matches_makes_the_header_irrelevant() -> None:
     assert STRICT.resolve("t", "de_DE", "fr") == "de"
+
+
+@pytest.mark.parametrize("preferred", ["fr-FR", "es", "x-y"])
+def test_in_strict_mode_a_preference_without_a_match_is_refused_whatever_the_header_says(
+    preferred: str,
+) -> None:
+    for header in (None, "de"):
+        with pytest.raises(
+            InvalidRequest, match="none of the available locales, which are en-US, de"
+        ) as caught:
+            STRICT.resolve("t", preferred, header)
+        assert caught.value.field == "recipient.locale"
+
+
+def test_a_language_alone_matches_its_only_variant() -> None:
+    one = LocalePolicy(declared=("en-US", "es-MX"), reject_unmatched=True)
+    assert one.resolve("t", "es", None) == one.resolve("t", "ES", "en-US") == "es-MX"
+    two = LocalePolicy(declared=("en-US", "es-MX", "es-ES"))
+    assert two.resolve("t", "es", None) == "en-US", "which variant is meant is not known"
+    with pytest.raises(InvalidRequest):
+        one.resolve("t", "es-ES", None)
 
 
 def test_an_excluded_locale_is_not_matched_by_shortening_a_longer_range() -> None:

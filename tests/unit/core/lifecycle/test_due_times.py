@@ -37,6 +37,9 @@ def test_duplicates_conflicts_leased_and_rejected_notifications_are_not_schedule
     assert accepted_due_times([submission], [answer], NOW)
     assert not accepted_due_times([submission], [replace(answer, duplicates=frozenset({new.id}))], NOW)
     assert not accepted_due_times([submission], [Acceptance("", (), conflict=True)], NOW)
+    fewer, more = replace(submission, notifications=()), replace(submission, notifications=(new, new))
+    repeated = replace(answer, duplicates=frozenset({new.id}))
+    assert not accepted_due_times([fewer, more], [repeated, repeated], NOW), "it made another number then"
     assert not accepted_due_times([refused], [answer], NOW)
     assert not accepted_due_times([leased], [answer], NOW)
 

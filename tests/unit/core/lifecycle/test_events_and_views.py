@@ -57,6 +57,7 @@ ATTEMPTS = (
 )
 
 
+@pytest.mark.source("002", "439", "455-470")
 def test_the_alert_of_a_dead_letter_has_the_fields_of_source_002() -> None:
     found = events.notification_failed(
         notification_id="notif-uuid-123",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
@@ -25,6 +26,7 @@ from support.core_builders import (
     ONE,
     SECOND,
     STEADY,
+    TWO,
     make_outcome,
     make_receipt,
     make_row,
@@ -294,3 +296,20 @@ def test_a_held_notification_is_resolved_by_a_report_that_it_was_taken() -> None
     sent.row = row
     sent.hear(1, E.QUEUED)
     assert (row.status, row.reason) == (S.SENT, None)
+
+
+def test_a_wait_that_a_provider_asked_for_outlives_reports_about_an_earlier_message() -> None:
+    """The second attempt is throttled elsewhere. Then the message of the first one is taken, and fails."""
+    sent = Sent(K.AMBIGUOUS, K.THROTTLED, status=S.PENDING, provider="sns", outlet="sns")
+    sent.row.attempts = 1
+    lease(sent.row, "w", MINUTE, NOW)
+    throttled = make_outcome(K.THROTTLED, retry_after_ms=HOUR)
+    patient = replace(STEADY, failover_after=2)
+    made = decide(
+        claim_of(sent.row, MESSAGE, NOW), throttled, patient, TWO, elapsed_ms=0, latency_ms=0, u=0.0
+    )
+    settle(sent.row, made, NOW)
+    assert (sent.row.status, sent.row.provider) == (S.RETRYING, "sns")
+    sent.hear(1, E.SENT)
+    sent.hear(1, E.FAILED, outcome=K.TRANSIENT)
+    assert (sent.row.status, sent.row.holds) == (S.RETRYING, {"sns": NOW + HOUR})

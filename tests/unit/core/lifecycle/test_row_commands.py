@@ -178,6 +178,12 @@ def test_a_rescheduled_row_is_due_at_the_given_time(status: Status) -> None:
     assert (row.status, row.due_at) == (status, LATER + 30 * MINUTE)
 
 
+def test_a_rescheduled_row_no_longer_waits_for_its_own_provider() -> None:
+    row = row_in(Status.RETRYING, holds={"twilio": NOW + DAY, "sns": NOW + DAY})
+    order(row, C.RESCHEDULE, delay_ms=MINUTE)
+    assert (row.provider, row.holds) == ("twilio", {"sns": NOW + DAY})
+
+
 def test_a_row_rescheduled_beyond_its_age_limit_is_still_attempted_at_that_time() -> None:
     row = row_in(Status.PENDING, attempts=0)
     order(row, C.RESCHEDULE, now=NOW, delay_ms=3 * DAY)
@@ -208,6 +214,14 @@ def test_an_in_doubt_row_resolved_as_failed_is_a_dead_letter_with_the_operator_s
     row = row_in(Status.IN_DOUBT, reason=Reason.UNCONFIRMED)
     order(row, C.RESOLVE, resolution=Status.FAILED)
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.OPERATOR, LATER)
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING, Status.IN_DOUBT])
+def test_a_row_moved_by_an_operator_is_a_dead_letter_and_waits_no_more(status: Status) -> None:
+    row = row_in(status, last_error="busy")
+    order(row, C.FAIL)
+    assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.OPERATOR, LATER)
+    assert (row.due_at, row.deadline_at, row.last_error) == (None, None, "busy")
 
 
 # Resend ----------------------------------------------------------------------------------------------

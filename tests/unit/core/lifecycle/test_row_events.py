@@ -217,7 +217,8 @@ def test_a_receipt_counts_the_delivery_or_the_retry_it_causes() -> None:
     }
     bounced = received(make_row(**sent), ReceiptEvent.FAILED, Status.RETRYING, reopened=True)
     assert roll_up_counts(bounced) == {"retried": 1, "bounced": 1}
-    assert roll_up_counts(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {}
+    assert roll_up_counts(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {"opened": 1}
+    assert roll_up_counts(received(make_row(**sent), ReceiptEvent.CLICK, Status.SENT)) == {"clicked": 1}
 
 
 def test_a_manual_retry_counts_as_a_retry_but_hurrying_a_waiting_row_does_not() -> None:

@@ -75,10 +75,10 @@ def test_a_retry_s_delay_starts_at_the_commit() -> None:
 
 
 @pytest.mark.parametrize(("delivered", "status"), [(False, Status.SENT), (True, Status.DELIVERED)])
-def test_success_clears_the_errors_and_records_the_time(delivered: bool, status: Status) -> None:
+def test_success_keeps_the_last_error_and_records_the_time(delivered: bool, status: Status) -> None:
     row, _ = leased(last_error="busy", error_code="503", attempts=1, status=Status.RETRYING, failed_at=5)
     finish(row, OutcomeKind.ACCEPTED, delivered=delivered)
-    assert (row.status, row.last_error, row.error_code, row.failed_at) == (status, None, None, None)
+    assert (row.status, row.last_error, row.error_code, row.failed_at) == (status, "busy", "503", None)
     assert row.sent_at == NOW + SECOND
     assert row.delivered_at == (NOW + SECOND if delivered else None)
     assert (row.due_at, row.deadline_at) == (None, None)

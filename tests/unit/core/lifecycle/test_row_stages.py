@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from homing.core.clock_steps import MAX_BELIEVED_STEP_MS
 from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim, settle
 from homing.core.notifications import Mode, Status
@@ -173,6 +174,15 @@ def test_an_extension_never_shortens_a_lease() -> None:
     row, claim = leased()
     assert extend(row, Lease(row.id, claim.token, "sns"), SECOND, NOW + SECOND)
     assert (row.lease_until, row.provider) == (NOW + LEASE_MS, "sns")
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "is_believed"), [(MAX_BELIEVED_STEP_MS, True), (MAX_BELIEVED_STEP_MS + 1, False)]
+)
+def test_only_a_clock_that_was_set_back_far_shortens_a_lease(step_ms: int, is_believed: bool) -> None:
+    row, claim = leased()
+    assert extend(row, Lease(row.id, claim.token), SECOND, NOW - step_ms)
+    assert row.lease_until == (NOW + LEASE_MS if is_believed else NOW - step_ms + SECOND)
 
 
 @pytest.mark.parametrize(("status", "token"), [(Status.SENDING, 9), (Status.SENT, 1), (Status.PENDING, 1)])

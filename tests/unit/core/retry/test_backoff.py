@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.retry.backoff import LONGEST_DELAY_MS, base_delay_ms, bounds_ms, delay_ms
+from homing.core.retry.backoff import LONGEST_DELAY_MS, base_delay_ms, base_delays_ms, bounds_ms, delay_ms
 from homing.core.retry.policy import BACKOFF_FIELDS, Backoff, Jitter, RetryPolicy
 from support.core_builders import DAY, MINUTE, SECOND
 
@@ -49,6 +49,17 @@ def test_every_delay_is_within_its_bounds(
 ) -> None:
     low, high = bounds_ms(policy, attempt, last_delay_ms)
     assert 0 <= low <= delay_ms(policy, attempt, u, last_delay_ms) <= high
+
+
+@given(policies(), st.integers(0, 50))
+def test_a_list_has_the_delay_of_each_attempt(policy: RetryPolicy, number: int) -> None:
+    expected = tuple(base_delay_ms(policy, attempt) for attempt in range(1, number + 1))
+    assert base_delays_ms(policy, number) == expected
+
+
+def test_a_list_calls_a_users_function_for_each_attempt() -> None:
+    policy = RetryPolicy(backoff=Backoff.CALLABLE, call=lambda attempt: 10 * DAY if attempt == 2 else attempt)
+    assert base_delays_ms(policy, 4) == (1, LONGEST_DELAY_MS, 3, 4)
 
 
 @given(policies(), attempts, st.integers(0, 10 * DAY))
@@ -99,6 +110,7 @@ def test_proportional_jitter_is_added_to_the_capped_delay(
     assert base <= delay_ms(policy, attempt, u) <= base * (1 + policy.jitter_ratio)
 
 
+@pytest.mark.source("002", "183-184")
 @given(policies(jitter=Jitter.ADDITIVE), attempts, rng)
 def test_additive_jitter_is_added_to_the_capped_delay(policy: RetryPolicy, attempt: int, u: float) -> None:
     base = base_delay_ms(policy, attempt)

@@ -73,6 +73,7 @@ MINUTES_ROWS = [
 ]
 
 
+@pytest.mark.source("001", "555-571")
 @pytest.mark.parametrize(("minutes", "row"), MINUTES_ROWS)
 @pytest.mark.parametrize(
     ("backoff", "column"),
@@ -97,6 +98,7 @@ def test_simple_has_the_five_minute_table_and_three_attempts(row: dict[str, Any]
     assert (row["attempts"] >= policy.max_attempts) == row["exhausted_at_default_max_3"]
 
 
+@pytest.mark.source("002", "166-177")
 @pytest.mark.parametrize(("name", "row"), rows(C["classes"]))
 def test_the_delays_of_channel_are_those_of_its_table(name: str, row: dict[str, Any]) -> None:
     policy = by_channel(name)
@@ -121,6 +123,7 @@ def test_channel_stays_at_its_cap_for_huge_attempt_numbers(case: dict[str, Any])
     assert base_delay_ms(by_channel(case["class"]), case["n"] + 1) == case["base_delay_ms"]
 
 
+@pytest.mark.source("003", "16", "97-104")
 def test_the_delays_of_fixed_are_those_of_its_list_and_then_it_ends() -> None:
     assert fixed.max_attempts == D["attempts_total"]
     total_ms = 0
@@ -133,6 +136,7 @@ def test_the_delays_of_fixed_are_those_of_its_list_and_then_it_ends() -> None:
         assert total_ms == row["cumulative_ms"]
 
 
+@pytest.mark.source("004", "53-61")
 @pytest.mark.parametrize("row", E["rows"], ids=lambda r: f"retryCount-{r['retry_count']}")
 def test_the_delays_of_broker_are_those_of_its_table(row: dict[str, Any]) -> None:
     attempt = row["retry_count"] + 1

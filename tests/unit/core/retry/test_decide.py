@@ -482,8 +482,11 @@ def test_failing_over_from_a_provider_with_retry_after_puts_it_on_hold_without_w
     assert (settled.provider, settled.delay_ms, settled.hold_ms) == ("sns", 0, HOUR)
     assert settle(K.THROTTLED, retry_after_ms=9 * DAY).hold_ms == DAY
     assert settle(K.THROTTLED).hold_ms == 0, "only Retry-After holds"
+
+
+def test_a_provider_with_retry_after_is_on_hold_even_if_the_retry_waits_for_it() -> None:
     stays = settle(K.THROTTLED, policy=PATIENT, retry_after_ms=HOUR)
-    assert (stays.provider, stays.hold_ms) == ("twilio", 0), "the delay covers it"
+    assert (stays.provider, stays.delay_ms >= HOUR, stays.hold_ms) == ("twilio", True, HOUR)
 
 
 def test_retry_after_does_not_influence_the_decorrelated_jitter() -> None:

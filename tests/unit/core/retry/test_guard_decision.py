@@ -44,7 +44,7 @@ def ending(
 
 def test_without_objections_the_attempt_goes_ahead() -> None:
     assert verdict(make_claim()) is None
-    assert verdict(make_claim(attempt=5, expires_at=NOW + 1, aged_from=NOW - DAY + 1)) is None
+    assert verdict(make_claim(attempt=5, expires_at=NOW + 1, aged_from=NOW - 2 * DAY + 1)) is None
 
 
 def test_an_expired_notification_is_not_attempted() -> None:
@@ -59,8 +59,8 @@ def test_a_notification_that_must_not_be_sent_is_skipped_with_the_reason(reason:
 
 def test_a_notification_that_waited_too_long_is_a_dead_letter() -> None:
     expected = (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
-    assert ending(make_claim(aged_from=NOW - DAY)) == expected
-    assert ending(make_claim(aged_from=NOW - DAY, attempt=0, overdue=True)) == expected
+    assert ending(make_claim(aged_from=NOW - 2 * DAY)) == expected
+    assert ending(make_claim(aged_from=NOW - 2 * DAY, attempt=0, overdue=True)) == expected
 
 
 def test_attempts_beyond_the_current_policy_s_maximum_are_not_made() -> None:
@@ -76,7 +76,7 @@ def test_a_rate_limit_or_quiet_hours_only_postpone() -> None:
 
 def test_the_guard_checks_expired_skipped_too_old_exhausted_postponed_in_this_order() -> None:
     expired = {"expires_at": NOW}
-    too_old = {"aged_from": NOW - DAY}
+    too_old = {"aged_from": NOW - 2 * DAY}
     spent = {"attempt": 6}
     against = replace(QUIET, skip=Reason.SUPPRESSED)
     assert ending(make_claim(**expired, **too_old, **spent), against)[0] is Status.EXPIRED
@@ -123,7 +123,7 @@ def test_a_postponement_returns_the_attempt_and_changes_nothing_else(attempt: in
         outlet="sns",
         failures_here=1,
         last_delay_ms=20 * SECOND,
-        max_age_ms=DAY,
+        max_age_ms=2 * DAY,
     )
 
 
@@ -140,7 +140,7 @@ def test_a_row_past_its_deadline_keeps_waiting_if_the_policy_s_max_age_was_raise
     settled = verdict(claim)
     assert settled is not None
     assert (settled.status, settled.delay_ms, settled.give_back) == (Status.RETRYING, MINUTE, False)
-    assert settled.max_age_ms == DAY, "the store looks again at the new deadline"
+    assert settled.max_age_ms == 2 * DAY, "the store looks again at the new deadline"
 
 
 def test_a_row_past_its_deadline_that_was_due_long_ago_is_due_at_once() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
 from homing.core.notifications import Channel, Mode, Priority
+from homing.core.retry.backoff import base_delay_ms
 from homing.core.retry.policy import (
     MODE_DEFAULTS,
     MatchKeys,
@@ -23,7 +24,8 @@ from homing.core.retry.policy import (
     Rule,
     decode_rule,
 )
-from homing.core.retry.presets import CHANNEL, PRIORITY, SIMPLE
+from homing.core.retry.presets import CHANNEL, PRESETS, PRIORITY, SIMPLE
+from homing.core.routing.delivery_modes import mode_of
 from support.core_builders import HOUR, MINUTE, SECOND, make_keys
 
 KEYS = ("tenant", "type", "origin", "channel", "priority")
@@ -150,6 +152,7 @@ def test_fields_set_by_neither_rule_nor_preset_come_from_the_mode(mode: Mode) ->
     assert found.policy == replace(RetryPolicy(), **MODE_DEFAULTS[mode])
 
 
+@pytest.mark.source("002", "65-68")
 def test_modes_contribute_the_numbers_of_their_table() -> None:
     assert MODE_DEFAULTS == {
         Mode.SYNCHRONOUS: {"timeout_ms": 2_000, "max_attempts": 1},
@@ -238,3 +241,28 @@ def test_a_patch_lists_the_fields_it_sets() -> None:
     assert PolicyPatch().given() == {}
     patch = PolicyPatch(max_attempts=3, cap_ms=0, on_timeout=OnTimeout.HOLD)
     assert patch.given() == {"max_attempts": 3, "cap_ms": 0, "on_timeout": OnTimeout.HOLD}
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_the_first_combination_that_matches_has_the_delays_of_the_notification(preset: Preset) -> None:
+    """The SQL functions of PostgreSQL read the combinations instead of resolving the rules."""
+    rules = (
+        rule("all", max_attempts=7),
+        rule("acme", tenant="acme", base_ms=7_000),
+        rule("otp", type="otp", channel="sms", backoff="linear"),
+        rule("acme otp", tenant="acme", type="otp", priority="high", max_attempts=2),
+        rule("auth", origin="auth", max_attempts=9),
+    )
+    values = (("acme", "other"), ("otp", "news"), ("auth", "orders", ""), tuple(Channel), tuple(Priority))
+    for used in (rules, rules[1:], ()):
+        book = PolicyBook(preset, used)
+        combinations = list(book.combinations())
+        for values_of_keys in itertools.product(*values):
+            keys = MatchKeys(*values_of_keys)
+            mode = mode_of(synchronous=False, type_=keys.type, priority=keys.priority, bulk=False)
+            first = next(policy for one, policy in combinations if one.matches(keys))
+            assert _delays(first) == _delays(book.policy(keys, mode)), keys
+
+
+def _delays(policy: RetryPolicy) -> list[int]:
+    return [base_delay_ms(policy, attempt) for attempt in range(1, policy.max_attempts)]

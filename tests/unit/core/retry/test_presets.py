@@ -40,6 +40,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
     assert caught.value.field == "preset"
 
 
+@pytest.mark.source("003", "437")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("priority", "retries", "base_ms", "cap_ms"),
@@ -50,6 +51,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
         (Priority.LOW, 3, 5 * MINUTE, 2 * HOUR),
     ],
 )
+@pytest.mark.source("003", "437")
 def test_priority_limits_retries_by_priority_in_every_mode(
     mode: Mode, priority: Priority, retries: int, base_ms: int, cap_ms: int
 ) -> None:
@@ -65,6 +67,7 @@ def test_priority_limits_retries_by_priority_in_every_mode(
     )
 
 
+@pytest.mark.source("001", "27-31", "578-589")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("type_", "attempts", "minutes"),
@@ -88,6 +91,7 @@ EMAIL = (6, 5, 600, 1_000, 30)
 ORDERS_PUSH = (3, 2, 300, 500, 15)
 
 
+@pytest.mark.source("002", "122-162")
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(
     ("origin", "channel", "row", "rule"),
@@ -96,15 +100,17 @@ ORDERS_PUSH = (3, 2, 300, 500, 15)
         ("auth", Channel.EMAIL, EMAIL, "email/*"),
         ("", Channel.EMAIL, EMAIL, "email/*"),
         ("orders", Channel.PUSH, ORDERS_PUSH, "push/orders"),
-        ("orders", Channel.SMS, EMAIL, "email/*"),
-        ("auth", Channel.PUSH, EMAIL, "email/*"),
-        ("orders", Channel.WEBHOOK, EMAIL, "email/*"),
+        ("orders", Channel.SMS, None, "email/*"),
+        ("auth", Channel.PUSH, None, "email/*"),
+        ("orders", Channel.WEBHOOK, None, "email/*"),
     ],
 )
-def test_channel_selects_by_origin_and_channel_and_falls_back_to_the_email_row(
-    mode: Mode, origin: str, channel: Channel, row: tuple[int, int, int, int, int], rule: str
+def test_channel_selects_by_origin_and_channel_and_falls_back_to_mode_and_email_row(
+    mode: Mode, origin: str, channel: Channel, row: tuple[int, int, int, int, int] | None, rule: str
 ) -> None:
-    attempts, base_s, cap_s, jitter_ms, timeout_s = row
+    attempts, base_s, cap_s, jitter_ms, timeout_s = row or EMAIL
+    if row is None:  # no rule matches: attempts and timeout are those of the mode
+        attempts, timeout_s = {Mode.PRIORITY: (3, 15), Mode.STANDARD: (6, 30), Mode.BULK: (6, 30)}[mode]
     found = PolicyBook(find_preset("channel")).resolve(make_keys(origin=origin, channel=channel), mode)
     assert found.preset_rule == rule
     assert found.policy == RetryPolicy(
@@ -164,7 +170,7 @@ def test_every_preset_keeps_the_general_defaults(name: str) -> None:
     book = PolicyBook(find_preset(name))
     for channel, priority, mode in itertools.product(Channel, Priority, Mode):
         policy = book.policy(make_keys(channel=channel, priority=priority), mode)
-        assert policy.max_age_ms == DAY
+        assert policy.max_age_ms == 2 * DAY
         failover = (policy.failover_after, policy.failover_wait, policy.on_timeout)
         if name == "channel":
             assert failover == (2, FailoverWait.BACKOFF, OnTimeout.FAILOVER)
@@ -182,7 +188,9 @@ def test_a_mode_s_number_of_attempts_is_ignored_if_the_preset_has_one(name: str)
                 "hard, whatever a rule says"
             )
         else:
-            assert found.sources["max_attempts"].startswith(f"preset {name}/")
+            matches = name != "channel" or channel in (Channel.EMAIL, Channel.PUSH)  # of origin orders
+            source = f"preset {name}/{found.preset_rule}" if matches else f"mode {mode.value}"
+            assert found.sources["max_attempts"] == source
 
 
 @pytest.mark.parametrize("name", ["priority", "simple", "fixed", "broker"])

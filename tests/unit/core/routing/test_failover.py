@@ -84,6 +84,7 @@ def test_the_next_step_is_the_first_that_is_neither_spent_nor_stopped_nor_on_hol
 # The choice ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.source("002", "243-244", "265")
 def test_the_first_choice_is_the_current_provider() -> None:
     assert pick(TWO, "sns") == ProviderChoice(RouteStep("sns"))
 

@@ -1,0 +1,129 @@
+"""The reader of the SQL inbox: no command stops those after it, and an empty inbox costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from homing.core.errors import StoreError, StoreRejected, StoreUnavailable
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.ports.stores import AcceptedEntry, InboxAcceptance, InboxEntry, InboxEntryKind, RetryRule
+from homing.core.retry.policy import RetryPolicy, Rule
+from homing.engine.intake.sql_inbox import InboxReader, InboxRun
+from homing.engine.operations.sql_schedule import SqlSchedule, store_delays
+from homing.engine.system_runtime import LocalWaker
+from homing.testing.manual_clock import ManualClock
+
+SECOND = 1_000
+
+
+class MemoryInbox:
+    """An inbox with commands in memory, some of which the store refuses."""
+
+    def __init__(self, *ids: str, refused: str = "", error: type[StoreError] = StoreRejected) -> None:
+        self.entries = [
+            InboxEntry(number=n, kind=InboxEntryKind.RETRY, tenant="default", id=f"r{n}", notification_id=id)
+            for n, id in enumerate(ids)
+        ]
+        self.refused, self.error = refused, error
+        self.applied: list[str] = []
+        self.reads = 0
+        self.delays_ms: Sequence[int] = ()
+
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        return tuple(self.entries[:limit])
+
+    async def count_inbox(self, tenant: str | None) -> int:
+        return len(self.entries)
+
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> InboxAcceptance:
+        raise NotImplementedError
+
+    async def amend_inbox(self, entry: InboxEntry, command: Command) -> AmendResult | None:
+        assert entry.notification_id is not None
+        if entry.notification_id == self.refused:
+            raise self.error("no")
+        self.applied.append(entry.notification_id)
+        await self.remove_inbox([entry])
+        return None
+
+    async def remove_inbox(self, entries: Sequence[InboxEntry]) -> None:
+        self.entries = [one for one in self.entries if one not in entries]
+
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        self.delays_ms = delays_ms
+
+
+def a_reader(inbox: MemoryInbox, waker: LocalWaker | None = None, **policy: Any) -> InboxReader:
+    async def refresh(**_: Any) -> None:
+        pass
+
+    async def purge() -> None:
+        pass
+
+    async def is_no_request(entry: InboxEntry) -> bool:
+        return False
+
+    book = SimpleNamespace(policy=lambda keys, mode: RetryPolicy(**policy), combinations=lambda: ())
+    policies: Any = SimpleNamespace(refresh=refresh, book=book)
+    intake: Any = None  # only send requests need it
+    return InboxReader(
+        inbox,
+        intake=intake,
+        policies=policies,
+        schedule=SqlSchedule(inbox, policies),
+        resend_request=is_no_request,
+        purge=purge,
+        clock=ManualClock(),
+        waker=waker or LocalWaker(),
+        wake_worker=lambda: None,
+        new_id=lambda: "b-1",
+        poll_ms=lambda: 60 * SECOND,
+    )
+
+
+async def test_a_command_that_the_store_refuses_is_removed_and_the_others_are_applied() -> None:
+    inbox = MemoryInbox("n-1", "n-2", "n-3", refused="n-2")
+    assert await a_reader(inbox).run_once() == InboxRun(3)
+    assert (inbox.applied, inbox.entries) == (["n-1", "n-3"], [])
+
+
+async def test_a_command_stays_in_the_inbox_while_the_store_is_unavailable() -> None:
+    inbox = MemoryInbox("n-1", refused="n-1", error=StoreUnavailable)
+    with pytest.raises(StoreUnavailable):
+        await a_reader(inbox).run_once()
+    assert [entry.notification_id for entry in inbox.entries] == ["n-1"]
+
+
+async def test_the_delays_of_all_retries_are_stored() -> None:
+    inbox = MemoryInbox()
+    await a_reader(inbox, max_attempts=4, base_ms=SECOND, factor=2.0).run_once()
+    assert inbox.delays_ms == (SECOND, 2 * SECOND, 4 * SECOND)
+
+
+async def test_other_tasks_run_while_the_delays_of_many_rules_are_computed() -> None:
+    rules = [(Rule(name=f"r{n}", type=f"t{n}"), RetryPolicy(max_attempts=1000)) for n in range(20)]
+    book: Any = SimpleNamespace(policy=lambda *_: RetryPolicy(), combinations=lambda: rules)
+    storing = asyncio.create_task(store_delays(MemoryInbox(), book))
+    turns = 0
+    while not storing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 20
+
+
+async def test_an_empty_inbox_is_read_again_only_when_the_reader_is_woken() -> None:
+    inbox, waker = MemoryInbox(), LocalWaker()
+    reading = asyncio.create_task(a_reader(inbox, waker).run())
+    for reads in (1, 2):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert inbox.reads == reads
+        waker.wake()
+    reading.cancel()
