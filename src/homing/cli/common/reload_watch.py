@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from homing.core.errors import ConfigError, HomingError, StoreError
 
 if TYPE_CHECKING:
-    from homing.engine.operations.reload_requests import ReloadAnswer
+    from homing.engine.operations.reload_requests import ReloadAnswer, ReloadRequest
     from homing.library import Homing
     from homing.settings import Settings
 
@@ -41,7 +41,8 @@ class ReloadWatch:
 
     async def run(self) -> None:
         """Reads the settings again whenever that is requested, until cancelled."""
-        seen = await self._newest_number() or 0
+        newest = await self._newest()
+        seen = 0 if newest is None else newest.number
         while True:
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -51,28 +52,25 @@ class ReloadWatch:
             if self._hung_up.is_set():
                 self._hung_up.clear()
                 await self._reload("signal", "SIGHUP", 0)
-            newest = await self._newest_number()
-            if newest is not None and newest != seen:
-                seen = newest
-                await self._answer()
+            newest = await self._newest()
+            if newest is not None and newest.number != seen:
+                seen = newest.number
+                await self._answer(newest)
 
-    async def _newest_number(self) -> int | None:
-        """Returns the number of the newest request: 0 if there was none, None if it cannot be read."""
+    async def _newest(self) -> ReloadRequest | None:
+        """Returns the newest request. None if there is none, or if it cannot be read now."""
         try:
-            newest = await self._homing.reload_requests.newest()
+            return await self._homing.reload_requests.newest()
         except StoreError:
             return None
         except Exception as error:  # an error must not end the watch
             log.warning("cannot read the request of homing reload: %r", error)
             return None
-        return 0 if newest is None else newest.number
 
-    async def _answer(self) -> None:
+    async def _answer(self, request: ReloadRequest) -> None:
+        answer = await self._reload(request.who, request.why, request.number)
         try:
-            request = await self._homing.reload_requests.newest()
-            if request is not None:
-                answer = await self._reload(request.who, request.why, request.number)
-                await self._homing.reload_requests.answer(answer)
+            await self._homing.reload_requests.answer(answer)
         except StoreError as error:
             log.warning("cannot answer homing reload, the store is unavailable: %s", error)
         except Exception:  # an error must not end the watch
