@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv || { test -x $(BIN)/uv && echo $(BIN)/uv; })
 PIP := $(BIN)/python -m pip install --quiet
 STAMP := $(VENV)/.installed
+RUNTIME := $(VENV)/.installed-runtime
 COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --quiet --upgrade
 
@@ -23,8 +24,11 @@ SCRATCH := $(or $(TMPDIR),$(shell df -Pk /dev/shm 2>/dev/null | awk 'END { if ($
 N ?= 10000
 SEED ?= 1
 ARGS ?=
-# For `make bench`: the stores to measure. Temporary databases and files are created there.
-STORES ?= sqlite:
+# For `make bench`: the stores to measure. Temporary databases and files are created there. {postgres} is a server that
+# is started for the run, or the one whose URL is in BENCH_POSTGRES.
+STORES ?= sqlite: {postgres}
+# Starts servers for a benchmark, as the tests do, unless BENCH_POSTGRES, BENCH_REDIS or BENCH_AMQP name others.
+WITH_SERVERS = $(BIN)/python bench/with_servers.py
 # The queues that `make bench-peers` compares with Homing are installed in a separate environment.
 PEERS := .venv-peers
 # `make check-latest` installs the newest release of every dependency in a separate environment.
@@ -35,33 +39,49 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check check-latest format bench bench-long bench-peers client simulate walk coverage source-lines lock clean
+.PHONY: help install install-runtime demo serve screenshots test check check-latest format bench bench-long bench-peers client simulate walk coverage source-lines lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the locked dependencies and Homing
 
-$(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
+# Creates .venv and installs Homing with the versions of a lock file. Its arguments are the lock file and options for
+# the installation of Homing itself.
+define INSTALL
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { \
 		echo "Homing needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv)," \
 			"or choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(VENV) has a Python older than 3.11; run make clean, then make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing requirements/dev.txt into $(VENV)"
+	@echo "Installing $(1) into $(VENV)"
 	@uv="$(UV)"; test -n "$$uv" || { $(PIP) --only-binary :all: --require-hashes -r requirements/uv.txt && uv=$(BIN)/uv; }; \
 	into="pip install --quiet --python $(BIN)/python"; \
-	if test -n "$$uv" && $$uv $$into --require-hashes -r requirements/dev.txt; \
-	then $$uv $$into --no-deps --no-build-isolation -e .; \
+	if test -n "$$uv" && $$uv $$into --require-hashes -r $(1); \
+	then $$uv $$into --no-deps $(2) -e .; \
 	else echo "uv failed, see above; installing with pip, which takes a minute or two"; \
-		$(PIP) --require-hashes -r requirements/dev.txt && $(PIP) --no-deps --no-build-isolation -e .; fi
-	@touch $@
+		$(PIP) --require-hashes -r $(1) && $(PIP) --no-deps $(2) -e .; fi
+	@touch $(3)
+endef
 
-demo: $(STAMP) ## Show Homing at work: an outage, retries, failover, a dead letter and its resend
+$(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
+	$(call INSTALL,requirements/dev.txt,--no-build-isolation,$@)
+
+# `make demo` and `make serve` need only the runtime dependencies, which .venv also has after `make install`.
+$(RUNTIME): requirements/runtime.txt requirements/uv.txt pyproject.toml
+	@if test $(STAMP) -nt pyproject.toml; then touch $@; else $(MAKE) --no-print-directory install-runtime; fi
+
+install-runtime:
+	$(call INSTALL,requirements/runtime.txt,,$(RUNTIME))
+
+demo: $(RUNTIME) ## Open the dashboard on simulated providers, with buttons that start an outage (ARGS="--terminal")
 	@$(BIN)/homing demo $(ARGS)
 
-serve: $(STAMP) ## Run the REST API and a worker until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
+serve: $(RUNTIME) ## Run the REST API and a worker until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
 	@$(BIN)/homing serve $(ARGS)
+
+screenshots: $(STAMP) ## Make pictures of every screen of the dashboard in build/screenshots (needs chromium)
+	@$(BIN)/python tools/screenshots.py $(ARGS)
 
 test: $(STAMP) ## Run all suites and print a summary; core and engine need 95 % coverage, the package 85 % (SUITES="unit" ARGS="-k name")
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python tools/run_tests.py --jobs $(JOBS) \
@@ -89,17 +109,19 @@ format: $(STAMP) ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-bench: $(STAMP) ## Measure Homing on this machine, in two minutes (STORES="sqlite: postgresql://…")
-	@$(BIN)/homing bench $(STORES) $(ARGS)
+bench: $(STAMP) ## Measure Homing on this machine, in four minutes (STORES="sqlite: postgresql://…")
+	@$(WITH_SERVERS) $(if $(findstring {postgres},$(STORES)),postgres) -- $(BIN)/homing bench $(STORES) $(ARGS)
 
 bench-long: $(STAMP) ## Measure five rounds with a backlog of a million; results go to build/
 	@mkdir -p build
-	@$(BIN)/homing bench --long $(STORES) --json build/bench.json --chart build/bench.svg \
+	@$(WITH_SERVERS) $(if $(findstring {postgres},$(STORES)),postgres) -- \
+		$(BIN)/homing bench --long $(STORES) --json build/bench.json --chart build/bench.svg \
 		--markdown build/bench.md $(ARGS)
 
 bench-peers: $(STAMP) $(PEERS)/.installed ## Compare Homing with PgQueuer, Celery, Dramatiq and Procrastinate
 	@mkdir -p build
-	@$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --json build/peers.json \
+	@$(WITH_SERVERS) postgres redis rabbitmq -- \
+		$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --server {postgres} --json build/peers.json \
 		--chart build/peers.svg --markdown build/peers.md $(ARGS)
 
 $(PEERS)/.installed: requirements/peers.txt

@@ -277,6 +277,7 @@ class SimulatedOperator:
         self._watch = watch
         self._operator_process = operator_process
         self._rng = Random(f"{plan.seed}/operator")
+        self._by_hand = Random(f"{plan.seed}/operator/by hand")
         self._forced: set[str] = set()
         self.commands = 0
 
@@ -345,6 +346,9 @@ class SimulatedOperator:
         shadow = self._watch.state.shadows[id]
         names = [c.id for c in self._plan.providers if shadow.channel in c.channels]
         forced = rng.choice(names) if rng.random() < 0.3 and names else None
+        if self._plan.by_hand and self._by_hand.random() < 0.25:
+            await engine.move_to_dead_letter(id, who="op", why="not needed")
+            return
         match rng.choice(("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")):
             case "cancel":
                 await engine.cancel(id, who="op", why="not needed")

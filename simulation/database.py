@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord, Change, Row
 from homing.core.lifecycle.states import WAITING
-from homing.core.notifications import Message
+from homing.core.notifications import Message, Mode
 from homing.core.ports.stores import SeenWorker
 from homing.core.routing.breaker import Breaker
-from homing.core.statistics import Tally
+from homing.core.statistics import MinuteRollUp, RollUp, Tally
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
     CAUSE_FIELDS,
@@ -86,7 +86,13 @@ _DUE_QUEUES = """
 SELECT lane, tenant, outlet, min(due_at) FROM homing_notifications WHERE due_at <= ? GROUP BY 1, 2, 3
 """
 
+_HOUR_MS = 3_600_000
+
+_DAY_MS = 24 * _HOUR_MS
+
 _CELLS = "SELECT status, attempts, count FROM homing_tallies WHERE tenant = ? AND count <> 0"
+
+_GOALS = "SELECT tenant, mode, sum(met), sum(missed) FROM homing_goals GROUP BY tenant, mode"
 
 
 _decode_row = json.Decoder(StoredRow, strict=False).decode  # SQLite stores booleans as 0 and 1
@@ -289,6 +295,16 @@ class SimulatedDatabase(MemoryDatabase):
     def tallies(self, tenant: str) -> tuple[Tally, ...]:
         """Returns the counts that statistics show, including those of purged rows."""
         return reads.tallies(SqliteTransaction(self._reader, 0), tenant)
+
+    def sums(self, tenant: str, now: int) -> tuple[tuple[RollUp, ...], tuple[MinuteRollUp, ...]]:
+        """Returns the sums of each hour and those of each minute that statistics show, of the last day."""
+        tx = SqliteTransaction(self._reader, now)
+        return reads.roll_ups(tx, tenant, _DAY_MS), reads.minute_roll_ups(tx, tenant, _DAY_MS, _HOUR_MS)
+
+    def goals(self) -> dict[tuple[str, Mode], tuple[int, int]]:
+        """Returns how many notifications met and missed their latency goals, by tenant and mode."""
+        found = self._reader.execute(_GOALS).fetchall()
+        return {(tenant, Mode(mode)): (met, missed) for tenant, mode, met, missed in found}
 
     def breakers(self) -> Mapping[str, Breaker]:
         """Returns the stored breakers, by provider."""

@@ -1,6 +1,6 @@
 """Checks every commit, send and response of a simulation run against the invariants.
 
-1. Counts add up.
+1. Counts add up, also those of met and missed latency goals.
 2. No accepted notification, received outcome or event is lost.
 3. One idempotency key means one request.
 4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
@@ -17,7 +17,8 @@
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 16. A start of priority never waits behind standard or bulk at the same provider longer than one attempt. A
-    tenant's first due row starts within its share. A claim takes the earliest rows of a queue.
+    tenant's first due row starts within its share. A claim takes the earliest rows of a queue. One for a
+    tenant or for chosen notifications takes no others.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.
@@ -32,6 +33,10 @@
     ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
     notices the loss reports once, in one report, what it had acknowledged and is gone, and nothing else.
 27. A send ends within `store_timeout_ms`, however long the store takes.
+28. If events wait for a sink too long, an alert about it reaches the other sinks.
+29. A failure that does not count is retried however few attempts are left. If another provider is then tried
+    at once, that attempt counts.
+30. A notification whose attempts were all made by another system is due at once, and ends unsent.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from homing.core.ports.providers import Delivery
 from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from homing.engine.settings import STORE_TIMEOUT_MS
-from simulation.checkers.claims import check_order
+from simulation.checkers.claims import check_chosen, check_order
 from simulation.checkers.clock import ClockChecker
 from simulation.checkers.counts import CountChecker, RequestChecker
 from simulation.checkers.decisions import PolicyChecker
@@ -140,9 +145,13 @@ class InvariantChecker:
         self.rows.claimed(caller, batch)
         if request is not None:
             check_lateness(self.state, batch)
-            left = self.database.due_queues(self.state.now)
-            check_order(self.state, batch, request, left)
-            self.shares.claimed(caller, batch, left)
+            check_chosen(self.state, batch, request)
+            if request.ids is None:  # otherwise, rows that were due earlier may be left out
+                left = self.database.due_queues(self.state.now)
+                if request.tenant is not None:
+                    left = [queue for queue in left if queue[1] == request.tenant]
+                check_order(self.state, batch, request, left)
+                self.shares.claimed(caller, batch, left)
         self.done({claim.tenant for claim in batch.claims})
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
@@ -303,6 +312,8 @@ class InvariantChecker:
         self.sends.sweep()
         for tenant in self.state.plan.tenants:
             self.counts.check_tallies(tenant, self.database.tallies(tenant))
+            self.counts.check_sums(tenant, *self.database.sums(tenant, self.state.now))
+        self.counts.check_goals(self.database.goals())
         check_progress(self.state, self.database)
         self.clock.check_progress()
 

@@ -61,6 +61,7 @@ def _mirrors(watch: InvariantChecker) -> list[tuple[Any, str]]:
     return [
         (watch.counts, "_cells"),
         (watch.counts, "_purged"),
+        (watch.counts, "_goals"),
         (watch.requests, "_keys"),
         (watch.requests, "_dedups"),
         (watch.directory, "_filed"),

@@ -25,6 +25,7 @@ class _Message(Struct, frozen=True):
     tenant: str
     request: SendRequest
     attempts: int
+    max_attempts: int | None
 
 
 class SimulatedBroker:
@@ -139,7 +140,11 @@ class SimulatedBroker:
             content=Content(title="Hello", body=f"{SECRET_MARKER} {number}"),
             synchronous=False,
         )
-        return _Message(f"m{number}", rng.choice(plan.tenants), request, attempts=rng.choice((0, 0, 1)))
+        attempts, own = rng.choice((0, 0, 1)), Random(f"{plan.seed}/maximum/{number}")
+        if own.random() < 0.3:  # a random source of its own leaves all other decisions as they were
+            attempts = own.randrange(4)
+        most = own.choice((None, None, 1, 2, 4))
+        return _Message(f"m{number}", rng.choice(plan.tenants), request, attempts, most)
 
 
 class SimBridge:
@@ -158,7 +163,13 @@ class SimBridge:
         """Returns a few messages."""
         self._maybe_fail()
         return [
-            BridgeMessage(key=one.key, request=one.request, tenant=one.tenant, attempts=one.attempts)
+            BridgeMessage(
+                key=one.key,
+                request=one.request,
+                tenant=one.tenant,
+                attempts=one.attempts,
+                max_attempts=one.max_attempts,
+            )
             for one in await self._broker.take(self._consumer)
         ]
 

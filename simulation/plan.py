@@ -65,6 +65,9 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     unlisted: float = 0.0
     """Share of sends that are refused with an error code missing from the error table. Drawn before
     `trouble`."""
+    away: float = 0.0
+    """Share of sends that fail because the provider's server is away, so that the attempt does not count.
+    Drawn before `unlisted`."""
     misbehave: float = 0.0
     """Share of sends in which the provider's code raises what would end a process or a task, or ignores its
     cancellation. Drawn before `unlisted`."""
@@ -163,6 +166,11 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     bridge: BridgePlan | None = None
     poison: bool = False
     """True if there are items that the store, a sink or intake refuses for good."""
+    dead_sink: bool = False
+    """True if there is a sink that no process has, so that its events wait for ever."""
+    by_hand: bool = False
+    """True if the operator also moves notifications to the dead letters, and the process without a worker
+    processes only one tenant or chosen notifications now and then."""
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
@@ -197,7 +205,8 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
         fault_plan=replace(
-            _with_long_jumps(_random_fault_plan(rng), seed), misbehave=_misbehave(Random(f"{seed}/misbehave"))
+            _with_brokers_away(_with_long_jumps(_random_fault_plan(rng), seed), seed),
+            misbehave=_misbehave(Random(f"{seed}/misbehave")),
         ),
         providers=tuple(
             _naming(provider, seed)
@@ -219,6 +228,8 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         is_notified=Random(f"{seed}/notified").random() >= 0.2,
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
         poison=Random(f"{seed}/poison").random() < 0.15,
+        dead_sink=Random(f"{seed}/dead sink").random() < 0.15,
+        by_hand=Random(f"{seed}/by hand").random() < 0.3,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
     if plan.processes + plan.cron < 2:
@@ -238,13 +249,14 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without a timer, a bridge and poison."""
-    return replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
+    """Returns the plan for a seed, without timer, bridge, poison, dead sink and what is done by hand."""
+    plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
+    return replace(plan, dead_sink=False, by_hand=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
-    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS, by_hand=False)
 
 
 def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -356,6 +368,13 @@ def _with_long_jumps(fault_plan: FaultPlan, seed: int) -> FaultPlan:
     return replace(fault_plan, long_jump_every_ms=90_000) if rng.random() < 0.1 else fault_plan
 
 
+def _with_brokers_away(fault_plan: FaultPlan, seed: int) -> FaultPlan:
+    """Adds failures that do not count in a quarter of all runs."""
+    rng = Random(f"{seed}/away plan")
+    drawn, share = rng.random(), rng.choice((0.1, 0.4))
+    return replace(fault_plan, away=share) if drawn < 0.25 else fault_plan
+
+
 def _with_lost_commits(plan: SimulationPlan, rng: Random) -> SimulationPlan:
     """Lets the store lose its last commits in a tenth of all runs, half of them without a sign."""
     if rng.random() >= 0.1:
@@ -377,7 +396,7 @@ def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> Sim
         long_jump_every_ms=0,
         restart_jump_ms=0,
     )
-    return replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False)
+    return replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False, dead_sink=False)
 
 
 def _misbehave(rng: Random) -> float:

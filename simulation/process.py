@@ -8,7 +8,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any, TypeVar
 
-from homing.core.errors import StoreError
+from homing.core.errors import NotFound, SinkUnavailable, StoreError
 from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import LookUpPolicy
 from homing.core.ports.plug_ins import SubscribedSink
@@ -17,7 +17,7 @@ from homing.core.ports.timers import AssignedTimer
 from homing.core.retry.presets import PRIORITY
 from homing.engine.engine import Engine, EngineParts, EngineSettings
 from homing.engine.provider_roster import Listed, ProviderRoster
-from homing.engine.settings import WorkerSettings
+from homing.engine.settings import AlertThresholds, WorkerSettings
 from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.rehearsal.virtual_time import START_MS, TASK_GROUP, VirtualClock, VirtualLoop
 from simulation.checkers.shared_state import MAIN_SINK
@@ -36,6 +36,9 @@ from simulation.store_boundary import FaultyInboxStore, FaultyStore
 from simulation.timer_server import SimTimer, SimulatedTimerServer
 
 _T = TypeVar("_T")
+
+SINK_LAG_MS = 120_000
+"""Age of a waiting event from which an alert is raised."""
 
 SINKS = (MAIN_SINK, "audit")
 """Names of the sinks. Every process has the first one."""
@@ -73,6 +76,7 @@ class SimProcess:
         self._watch = watch
         self._providers = providers
         self._rng = Random(f"{state.plan.seed}/{name}")
+        self._by_hand = Random(f"{state.plan.seed}/{name}/by hand")
         self._clock = VirtualClock(
             loop,
             wall_ms=START_MS + self._rng.randrange(-2_000, 2_000),
@@ -172,10 +176,28 @@ class SimProcess:
         """Processes due rows every few seconds, like a cron job that runs `homing process`."""
         while not self.stopping:
             try:
-                await self.engine.process(20)
+                tenant, ids = self._choose()
+                await self.engine.process(20, tenant=tenant, ids=ids)
             except StoreError:
                 self._state.note(self.name, "could not process: store unavailable")
+            except NotFound:
+                self._state.note(self.name, "could not process: a chosen notification was purged")
             await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
+
+    def _choose(self) -> tuple[str | None, list[str] | None]:
+        """Returns the tenant and the ids to process, like those of `homing process --tenant` and `--id`.
+
+        Returns None for both if everything is processed, and for the ids if everything of the tenant is.
+        """
+        drawn = self._by_hand.random() if self._state.plan.by_hand else 0.0
+        if drawn < 0.4:
+            return None, None
+        tenant = self._by_hand.choice(self._state.plan.tenants)
+        ids = [shadow.id for shadow in self._state.shadows.values() if shadow.tenant == tenant]
+        if drawn < 0.7 or not ids:
+            return tenant, None
+        newest = ids[-40:]
+        return tenant, self._by_hand.sample(newest, min(len(newest), self._by_hand.randrange(1, 9)))
 
     def _client(self, provider: SimulatedProvider) -> Provider:
         if provider.plan.blocking:
@@ -218,7 +240,11 @@ class SimProcess:
             slots=plan.slots,
             paces=plan.paces,
             quiet_hours=plan.quiet_hours,
-            upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
+            upkeep=UpkeepSettings(
+                retention=plan.retention,
+                purge_every_ms=20_000,
+                thresholds=AlertThresholds(sink_lag_ms=SINK_LAG_MS),
+            ),
             look_ups=LookUpPolicy(
                 doubt_after_ms=10_000, silent_after_ms=40_000, until_ms=600_000, every_ms=10_000
             ),
@@ -234,6 +260,9 @@ class SimProcess:
             raise ValueError("the sink cannot encode this event")
         drawn = self._rng.random()
         if drawn < self.store.fault_plan.sink_error / 2:
+            if drawn < self.store.fault_plan.sink_error / 4:
+                self._watch.published(self.name, sink, taken := events[: len(events) // 2])
+                raise SinkUnavailable(published=[event.id for event in taken], retry_after_ms=1_000)
             raise ConnectionError("the sink is unavailable")
         self._watch.published(self.name, sink, events)
         if drawn < self.store.fault_plan.sink_error:

@@ -25,7 +25,7 @@ from homing.core.routing.failover import Route, RouteStep
 from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
-from simulation.checkers.shared_state import MAIN_SINK, OPERATOR_PROCESS
+from simulation.checkers.shared_state import DEAD_SINK, MAIN_SINK, OPERATOR_PROCESS
 from simulation.checkers.store import CheckedStore
 from simulation.database import SimulatedDatabase
 from simulation.faults import FaultInjector
@@ -34,7 +34,7 @@ from simulation.lost_commits import lose_commits
 from simulation.message_broker import SimulatedBroker
 from simulation.plan import NO_FAULTS, SimulationPlan
 from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refuse_poison
-from simulation.process import SINKS, SimProcess
+from simulation.process import SINK_LAG_MS, SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
 from simulation.timer_server import SimulatedTimerServer
@@ -54,6 +54,9 @@ _ISOLATED_MS = 25 * 60_000
 
 _PUBLISHED_MS = 10 * 60_000
 """Longest time until an event is published that its sink does not refuse, without faults."""
+
+_ALERTED_MS = SINK_LAG_MS + 10 * 60_000
+"""Longest time, without faults, until an alert reports that events wait for a sink too long."""
 
 _MAX_FAULTLESS_MS = 6 * 3_600_000
 """Longest virtual time that a run may take after the last fault."""
@@ -179,6 +182,10 @@ class SimulationRun:
         await self._store.register_sink(
             SinkRegistration(name=MAIN_SINK, kind="callback", events=self.plan.events)
         )
+        if self.plan.dead_sink:
+            await self._store.register_sink(
+                SinkRegistration(name=DEAD_SINK, kind="kafka", events=self.plan.events)
+            )
         self._operator_process.start()
         for _ in range(self.plan.processes):
             self._start_process()
@@ -193,6 +200,7 @@ class SimulationRun:
         while self._unfinished():
             await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             self._check_isolation()
+            self._check_dead_sink()
             if self.state.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
                 self.state.violate(
                     "14", f"{len(self.database.live())} notifications never reach a final status"
@@ -213,8 +221,24 @@ class SimulationRun:
         if self._broker is not None and self._broker.waiting:
             self.state.violate("22", f"{self._broker.waiting} messages still wait at the broker")
         recent = f"at > {self.state.now - _PUBLISHED_MS}"
-        if held_up := self.database.unpublished(ignored=f"{recent} OR ({POISONED_EVENTS})"):
+        dead = f"sink = '{DEAD_SINK}'"
+        if held_up := self.database.unpublished(ignored=f"{recent} OR {dead} OR ({POISONED_EVENTS})"):
             self.state.violate("22", f"{held_up} events still wait for their sinks")
+
+    def _check_dead_sink(self) -> None:
+        """Checks that an alert reports the sink that no process has (invariant 28)."""
+        since_ms = self.state.quiet_since_ms
+        if (
+            since_ms is not None
+            and self.state.ms > since_ms + _ALERTED_MS
+            and self._is_dead_sink_unreported()
+        ):
+            self.state.violate("28", f"events wait for {DEAD_SINK}, but no alert says so")
+
+    def _is_dead_sink_unreported(self) -> bool:
+        if DEAD_SINK in self.watch.events.reported_lag:
+            return False
+        return bool(self.database.unpublished(ignored=f"sink <> '{DEAD_SINK}'"))
 
     async def _call_and_publish(self) -> None:
         """Sends the requests of the callers and publishes the messages of the broker."""
@@ -253,7 +277,10 @@ class SimulationRun:
             return True
         if self._inbox is not None and self._inbox.waiting:
             return True
-        return bool(self.database.live() or self.database.unpublished() or self._reports)
+        if self._is_dead_sink_unreported():
+            return True
+        unpublished = self.database.unpublished(ignored=f"sink = '{DEAD_SINK}'")
+        return bool(self.database.live() or unpublished or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
         """Waits for the callers' task. A caller may be waiting for a paused process."""

@@ -171,7 +171,9 @@ class ShadowState(Struct, kw_only=True):
     spent: dict[str, int] = field(default_factory=dict)
     """Providers that must not be tried again in this round of failover, or never again (`Spent.REFUSED`)."""
     moves: int = 0
-    """Number of attempts that are moves at once, which neither backoff nor the maximum counts."""
+    """Number of attempts that the maximum does not count: moves at once and uncounted failures."""
+    uncounted: int = 0
+    """Number of retried failures after which the provider answered that the attempt does not count."""
     free_move: bool = False
     """True if the next attempt, or the one in flight, is a move at once."""
     holds: dict[str, int] = field(default_factory=dict)

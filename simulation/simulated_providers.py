@@ -49,6 +49,14 @@ _FAILURE_WEIGHTS: dict[str, int] = {
 """Kinds of failures of a send, with their relative frequencies."""
 
 
+_AWAY_KINDS = (
+    OutcomeKind.TRANSIENT,
+    OutcomeKind.THROTTLED,
+    OutcomeKind.PROVIDER_FAULT,
+    OutcomeKind.AMBIGUOUS,
+)
+"""Outcomes of a broker that is away, is full, refuses the login, or did not confirm."""
+
 _OUTAGE_KINDS = ("transient", "transient", "hang", "throttled", "provider_fault", "raise", "unlisted")
 
 
@@ -244,7 +252,14 @@ class SimulatedProvider:
                 return {"status": "fine"}
             case "throttled":
                 return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
+        return self._failure_outcome(kind)
+
+    def _failure_outcome(self, kind: str) -> Outcome:
+        """Returns the outcome of a send that the provider answers with an error."""
         retry_after_ms = self._retry_after_ms() if self._rng.random() < 0.15 else None
+        if kind == "away":
+            outcome = self._rng.choice(_AWAY_KINDS)
+            return Outcome(outcome, error_code=kind, retry_after_ms=retry_after_ms, uncounted=True)
         if kind == "unlisted":  # a refusal with a code that is not in the error table
             return Outcome(
                 OutcomeKind.BAD_CONTENT, error_code=kind, retry_after_ms=retry_after_ms, unlisted=True
@@ -259,6 +274,8 @@ class SimulatedProvider:
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
+        if self.fault_plan.away and self._rng.random() < self.fault_plan.away:
+            return "away"
         if self.fault_plan.unlisted and self._rng.random() < self.fault_plan.unlisted:
             return "unlisted"
         if self._rng.random() < self.fault_plan.trouble:

@@ -23,7 +23,10 @@ pytest_plugins = [
     "support.engine_fixtures",
     "support.event_loops",
     "support.fresh_seeds",
+    "support.kafka_broker",
     "support.postgres_servers",
+    "support.rabbitmq_server",
+    "support.redis_server",
     "support.running_service",
     "support.shared_fixtures",
 ]

@@ -52,6 +52,7 @@ SUITES = (
         "about 2 minutes",
         True,
     ),
+    Suite("browser", "the dashboard in Chromium, with the whole service", "about 2 minutes", True),
     Suite("upgrade", "an older build from the history shares a store with this one", "about 20 seconds"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
 )

@@ -54,6 +54,15 @@ def check_order(
                 state.violate("16", f"{other} rows were started at {at}, while a row in {lane} was due")
 
 
+def check_chosen(state: SimulationState, batch: ClaimBatch, request: ClaimRequest) -> None:
+    """Checks that a claim for one tenant, or for chosen rows, takes no others."""
+    for claim in batch.claims:
+        if request.tenant is not None and claim.tenant != request.tenant:
+            state.violate("16", f"a row of {claim.tenant} was claimed for {request.tenant} alone", claim.id)
+        if request.ids is not None and claim.id not in request.ids:
+            state.violate("16", "a row was claimed that was not chosen", claim.id)
+
+
 def _target(request: ClaimRequest, outlet: str) -> str:
     """Returns the provider whose capacity the rows of an outlet use."""
     provider = outlet.partition("@")[0]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
 from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
-from homing.core.notifications import Status
-from homing.core.statistics import Tally
+from homing.core.notifications import Mode, Status
+from homing.core.statistics import DeliveryCounts, MinuteRollUp, RollUp, Tally
+from homing.core.times import moment
 from simulation.shadow_state import SimulationState
 
 TallyKey = tuple[str, int]
 """Key of a count: (status, attempts)."""
+
+GoalKey = tuple[str, Mode]
+"""Key of the counts of latency goals: (tenant, mode)."""
+
+_GOALS_MS = {Mode.SYNCHRONOUS: 2_000, Mode.PRIORITY: 5_000, Mode.STANDARD: 30_000, Mode.BULK: 300_000}
+"""Latency goals. The core has the same table; it is repeated here, so that a mistake in it is noticed."""
 
 
 class CountChecker:
@@ -22,6 +30,8 @@ class CountChecker:
         self._state = state
         self._cells: dict[str, dict[TallyKey, int]] = {}
         self._purged: dict[str, dict[TallyKey, int]] = {}
+        self._goals: dict[GoalKey, tuple[int, int]] = {}
+        """(tenant, mode) → (notifications sent in time, notifications sent too late)."""
 
     def born(self, tenant: str, cell: TallyKey) -> None:
         _count(self._cells.setdefault(tenant, {}), cell, 1)
@@ -33,6 +43,18 @@ class CountChecker:
     def purged(self, tenant: str, cell: TallyKey) -> None:
         _count(self._cells[tenant], cell, -1)
         _count(self._purged.setdefault(tenant, {}), cell, 1)
+
+    def sent(self, key: GoalKey, took_ms: int) -> None:
+        """Counts a notification that was sent `took_ms` after it was accepted or to be sent."""
+        met, missed = self._goals.get(key, (0, 0))
+        in_time = took_ms <= _GOALS_MS[key[1]]
+        self._goals[key] = (met + in_time, missed + (not in_time))
+
+    def check_goals(self, stored: Mapping[GoalKey, tuple[int, int]]) -> None:
+        """Checks the counts of met and missed latency goals."""
+        if stored != self._goals:
+            wrong = sorted({*stored.items()} ^ {*self._goals.items()})
+            self._state.violate("1", f"the counts of latency goals are wrong: {wrong}")
 
     def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[TallyKey, int]]) -> None:
         """Checks the counts of these tenants after a transaction."""
@@ -49,6 +71,19 @@ class CountChecker:
             if theirs != mine:
                 self._wrong(tenant, theirs, mine)
 
+    def check_sums(self, tenant: str, hours: Sequence[RollUp], minutes: Sequence[MinuteRollUp]) -> None:
+        """Checks that the sums of the minutes of each hour are those of the hour."""
+        of_hours = {_place(one, one.hour_at): _sums(one) for one in hours}
+        of_minutes = {_place(one, one.minute_at): _sums(one) for one in minutes}
+        first = moment(self._state.now) - timedelta(days=1)
+        for place in sorted({*of_hours, *of_minutes}):
+            if place[0] >= first and of_hours.get(place) != of_minutes.get(place):
+                said = f"hour {of_hours.get(place)}, minutes {of_minutes.get(place)}"
+                self._state.violate("1", f"the sums of {tenant} at {place} differ: {said}")
+        for one in minutes:
+            if sum(one.lateness) > one.sent:
+                self._state.violate("1", f"more of {tenant} were late than sent: {one}")
+
     def _wrong(self, tenant: str, theirs: Mapping[TallyKey, int], mine: Mapping[TallyKey, int]) -> None:
         wrong = sorted(
             f"{status}/{attempts}: stored {theirs.get((status, attempts), 0)}, "
@@ -57,6 +92,14 @@ class CountChecker:
             if mine.get((status, attempts)) != theirs.get((status, attempts))
         )
         self._state.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
+
+
+def _place(one: DeliveryCounts, at: datetime) -> tuple[datetime, str, str]:
+    return at, one.channel.value, one.provider
+
+
+def _sums(one: DeliveryCounts) -> tuple[int, ...]:
+    return one.accepted, one.sent, one.delivered, one.failed, one.retried, one.attempts
 
 
 class _Answered(Struct, frozen=True):

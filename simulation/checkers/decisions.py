@@ -144,7 +144,7 @@ class PolicyChecker:
         elif settlement.attempt.outcome is OutcomeKind.ACCEPTED:
             shadow.accepted.add(settlement.attempt.number)
         shadow.bounces = tuple(
-            BounceRules(*delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms), policy)
+            BounceRules(*_backoff_ms(policy, shadow, settlement), policy)
             for policy in self.in_force(process, shadow, shadow.leased_ms)
         )
         problems: list[Problem] = []
@@ -159,7 +159,14 @@ class PolicyChecker:
         if settlement.status is Status.RETRYING:
             kind = settlement.attempt.outcome
             policies = list(self.in_force(process, shadow, shadow.leased_ms))
-            shortest = min(delay_bounds_ms(p, shadow.counted, shadow.last_delay_ms)[0] for p in policies)
+            # After an uncounted failure, the round may end elsewhere, with the backoff of what counts.
+            uncounts = _uncounts(shadow, settlement)
+            steps = {shadow.counted, shadow.attempts, shadow.counted - 1} if uncounts else {shadow.counted}
+            shortest = min(
+                delay_bounds_ms(policy, step, shadow.last_delay_ms)[0]
+                for policy in policies
+                for step in steps - {0}
+            )
             asked_ms = self._state.ms + min(_retry_after(shadow, kind), _DAY_MS)
             backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
@@ -171,6 +178,7 @@ class PolicyChecker:
             if call is not None and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)
             shadow.failures_here += any(_fails(policy, kind) for policy in policies)
+            shadow.uncounted += _is_uncounted(shadow, kind)
 
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
         """Returns the class of a call's outcome.
@@ -207,10 +215,15 @@ class PolicyChecker:
         """Checks the due time of a notification that another system attempted before."""
         assert row.due_at is not None, "it waits"
         wait_ms = row.due_at - row.created_at
-        bounds = [delay_bounds_ms(policy, row.attempts, 0) for policy in self.in_force(process, shadow, 0)]
+        bounds = [
+            (0, 0)
+            if row.attempts >= (policy.max_attempts if row.max_attempts is None else row.max_attempts)
+            else delay_bounds_ms(policy, row.attempts, 0)
+            for policy in self.in_force(process, shadow, 0)
+        ]
         if not any(low <= wait_ms <= high for low, high in bounds):
             text = f"accepted after {row.attempts} attempts elsewhere, due in {wait_ms} ms, not {bounds[0]}"
-            self._state.violate("8", text, shadow.id)
+            self._state.violate("8" if any(high for _, high in bounds) else "30", text, shadow.id)
 
     def finish(self) -> None:
         """Checks that capped delays differ. They are all equal if the jitter is added before the cap."""
@@ -261,8 +274,9 @@ class PolicyChecker:
             return self._skip_problem(shadow)
         if status is Status.RETRYING and self._must_skip(shadow):
             return ("7", f"a retry is scheduled, although {self._directory.skip_reason(shadow)}")
-        if shadow.counted >= allowed_attempts(policy, shadow) and not free:
-            if status is Status.EXPIRED and self._may_move_at_once(policy, shadow, kind):
+        uncounted = _is_uncounted(shadow, kind)
+        if shadow.counted >= allowed_attempts(policy, shadow) and not free and not uncounted:
+            if status is Status.EXPIRED and self._may_move_at_once(process, policy, shadow, kind):
                 return self._expiry_problem(policy, shadow, kind, waits=False)
             if not exhausted:
                 return ("6", f"attempt {shadow.counted} was the last, but it is {status}")
@@ -270,7 +284,8 @@ class PolicyChecker:
         if status is Status.EXPIRED:
             return self._expiry_problem(policy, shadow, kind)
         if status is not Status.RETRYING:
-            return ("6", f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}")
+            text = f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}"
+            return ("29" if uncounted else "6", text)
         return self._retry_problem(process, policy, shadow, settlement, row)
 
     def _skip_problem(self, shadow: ShadowState) -> Problem | None:
@@ -298,9 +313,15 @@ class PolicyChecker:
         known = self._directory.unchanged_since(shadow.tenant, call.over_ms)
         return bool(known and not may_fail and not may_be_late and self._directory.skip_reason(shadow))
 
-    def _may_move_at_once(self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind) -> bool:
-        """Returns True if the failure may lead to a move at once, which does not count as an attempt."""
-        free = kind is OutcomeKind.PROVIDER_FAULT or policy.failover_wait is FailoverWait.NONE
+    def _may_move_at_once(
+        self, process: str, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind
+    ) -> bool:
+        """Returns True if the failure may lead to a move at once, which does not count as an attempt.
+
+        Moves away from a fault or an open breaker are at once, even if the policy makes others wait.
+        """
+        broken = kind is OutcomeKind.PROVIDER_FAULT or self._stopped(process, shadow.provider, shadow)
+        free = broken or policy.failover_wait is FailoverWait.NONE
         return free and _fails(policy, kind) and not shadow.pinned
 
     def _missed_move(
@@ -367,7 +388,8 @@ class PolicyChecker:
         if usable or self._surely_free(process, shadow):
             return ("9", f"a new round began, although {here} or another provider was available")
         counted = shadow.attempts - 1 - row.moves
-        shortest, longest = delay_bounds_ms(policy, counted, shadow.last_delay_ms)
+        step = counted or shadow.attempts - 1  # if none of them counts
+        shortest, longest = delay_bounds_ms(policy, step, shadow.last_delay_ms)
         return self._wait_problem(process, settlement, shadow, shadow.holds, (shortest, longest))
 
     def _wait_problem(
@@ -401,7 +423,9 @@ class PolicyChecker:
         self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind, *, waits: bool = True
     ) -> Problem | None:
         """Checks that a notification expired because its next attempt, which may be a move, was too late."""
-        _, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
+        uncounts = _is_uncounted(shadow, kind) and not shadow.free_move
+        step = shadow.attempts if uncounts else shadow.counted
+        _, longest = delay_bounds_ms(policy, step, shadow.last_delay_ms)
         longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
         asked = min(_retry_after(shadow, kind), _DAY_MS)
         if not waits:
@@ -416,7 +440,7 @@ class PolicyChecker:
     ) -> Problem | None:
         assert settlement.attempt is not None, "checked by the caller"
         kind, here = settlement.attempt.outcome, settlement.attempt.provider
-        shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
+        shortest, longest = _backoff_ms(policy, shadow, settlement)
         asked = min(_retry_after(shadow, kind), _DAY_MS)
         spent, to = settlement.spent, settlement.provider
         if spent is None:
@@ -435,8 +459,10 @@ class PolicyChecker:
             free = broken or policy.failover_wait is FailoverWait.NONE
             bounds = (0 if pressed else shortest, longest)
             return self._move_problem(process, policy, shadow, settlement, free_allowed=free, bounds=bounds)
-        if settlement.moves != shadow.moves or settlement.free_move:
-            return ("6", f"{settlement.moves} moves at once after {shadow.moves}, but it was not moved")
+        uncounts = _uncounts(shadow, settlement)
+        if settlement.moves != shadow.moves + uncounts or settlement.free_move:
+            rule = "29" if _is_uncounted(shadow, kind) else "6"
+            return (rule, f"{settlement.moves} attempts do not count after {shadow.moves}, without a move")
         if not must_spend and to == here and dict(spent) == shadow.spent:
             low, high = max(shortest, asked), max(longest, asked + longest - shortest)
             in_time = low <= settlement.delay_ms <= high
@@ -494,13 +520,19 @@ class PolicyChecker:
         before = [one for one in self._surely_free(process, shadow) if route.index(one) < route.index(to)]
         if before:
             return ("9", f"moved to {to}, although {before[0]} comes before it")
-        if settlement.moves != shadow.moves + settlement.free_move:
-            return ("6", f"{settlement.moves} moves at once after {shadow.moves}")
+        uncounts = _uncounts(shadow, settlement)
+        if settlement.moves != shadow.moves + settlement.free_move + uncounts:
+            text = f"{settlement.moves} attempts do not count after {shadow.moves} and a move"
+            return ("29" if uncounts else "6", text)
+        if uncounts and settlement.free_move:
+            return ("29", f"neither the attempt at {here} nor the next one counts in this round")
         if settlement.free_move:
             if not free_allowed:
                 return ("9", f"moved at once to {to} under `failover_wait = {policy.failover_wait}`")
             return ("8", f"a move at once waits {settlement.delay_ms} ms") if settlement.delay_ms else None
         fault = settlement.attempt.outcome is OutcomeKind.PROVIDER_FAULT
+        if uncounts and free_allowed:
+            return None if settlement.delay_ms == 0 else ("8", f"the move to {to} is not made at once")
         if fault or policy.failover_wait is FailoverWait.NONE:
             return ("9", f"the move to {to} is not made at once")
         if not bounds[0] <= settlement.delay_ms <= bounds[1]:
@@ -512,9 +544,11 @@ class PolicyChecker:
             return
         if settlement.free_move or settlement.provider in shadow.holds:
             return
-        shortest, longest = delay_bounds_ms(policy, shadow.counted, shadow.last_delay_ms)
-        capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, shadow.counted)
-        asked = settlement.attempt is not None and _retry_after(shadow, settlement.attempt.outcome)
+        assert settlement.attempt is not None, "checked by the caller"
+        step = shadow.attempts if _uncounts(shadow, settlement) else shadow.counted
+        shortest, longest = delay_bounds_ms(policy, step, shadow.last_delay_ms)
+        capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, step)
+        asked = _retry_after(shadow, settlement.attempt.outcome)
         if capped and longest - shortest >= 50 and not asked and settlement.delay_ms:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
@@ -568,6 +602,31 @@ def _known_answer(shadow: ShadowState, kind: OutcomeKind) -> ProviderCall | None
     if shadow.reclaimed or call is None or _is_late(call, kind):
         return None
     return call
+
+
+def _is_uncounted(shadow: ShadowState, kind: OutcomeKind) -> bool:
+    """Returns True if the provider answered that the attempt does not count toward the maximum."""
+    call = _known_answer(shadow, kind)
+    return call is not None and call.outcome is not None and call.outcome.uncounted
+
+
+def _uncounts(shadow: ShadowState, settlement: Settlement) -> bool:
+    """Returns True if an attempt that would have counted does not, because its outcome is uncounted.
+
+    If the answer came at the deadline, the worker may have known it or not.
+    """
+    assert settlement.attempt is not None, "only attempts can be uncounted"
+    kind, call = settlement.attempt.outcome, shadow.calls.get(shadow.attempts)
+    if call is not None and _is_late(call, kind) and call.outcome is not None and call.outcome.uncounted:
+        return not shadow.free_move and settlement.moves > shadow.moves + settlement.free_move
+    return _is_uncounted(shadow, kind) and not shadow.free_move
+
+
+def _backoff_ms(policy: RetryPolicy, shadow: ShadowState, settlement: Settlement) -> tuple[int, int]:
+    """Returns the bounds of the backoff after an attempt, which grows with uncounted attempts too."""
+    assert settlement.attempt is not None, "there is a backoff only after an attempt"
+    step = shadow.attempts if _uncounts(shadow, settlement) else shadow.counted
+    return delay_bounds_ms(policy, step, shadow.last_delay_ms)
 
 
 def _retry_after(shadow: ShadowState, kind: OutcomeKind) -> int:

@@ -187,6 +187,9 @@ class RowChecker:
         status = S.RETRYING if row.attempts_before else S.PENDING
         if (row.status, row.attempts, row.token) != (status, row.attempts_before, 0):
             state.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
+        is_used_up = row.max_attempts is not None and row.attempts_before >= max(1, row.max_attempts)
+        if is_used_up and (row.due_at is None or row.due_at > row.created_at):
+            state.violate("30", "its attempts are used up, and it is not due at once", row.id)
 
     def _by_claim(self, caller: str, shadow: ShadowState, row: Row) -> None:
         state = self._state
@@ -282,6 +285,9 @@ class RowChecker:
             state.violate("12", f"became {after} without an attempt or a cause", row.id)
         if change.attempt is not None:
             self._check_attempt(shadow, row, change.attempt)
+            if after in (S.SENT, S.DELIVERED) and not shadow.attempts_before:
+                ended_at = change.attempt.started_at + change.attempt.latency_ms
+                self._counts.sent((shadow.tenant, shadow.mode), ended_at - shadow.aged_from)
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
         elif row.attempts != shadow.attempts - (not shadow.overdue) and not shadow.rolled_back:
             state.violate("6", "no attempt was made, but the counted one was not given back", row.id)
@@ -345,6 +351,8 @@ class RowChecker:
                 state.violate("9", text, row.id)
         else:
             self._check_round_kept(shadow, row, f"the command {cause.name}")
+        if cause.name == CommandName.FAIL and row.reason is not Reason.OPERATOR:
+            state.violate("12", f"moved to the dead letters with the reason {row.reason}", row.id)
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
     def _by_receipt(self, shadow: ShadowState, row: Row, change: Change, exact: bool) -> None:

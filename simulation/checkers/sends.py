@@ -231,7 +231,7 @@ class SendChecker:
             text = f"attempt {delivery.attempt} with {shadow.moves} moves is more than the policy allows"
             state.violate("6", text, shadow.id)
         providers = sum(shadow.channel in one.channels for one in state.plan.providers)
-        if len(shadow.calls) >= (allowed + shadow.cleared) * providers:
+        if len(shadow.calls) >= (allowed + shadow.cleared) * providers + shadow.uncounted:
             state.violate("6", f"call {len(shadow.calls) + 1} for {allowed} attempts", shadow.id)
         if provider in shadow.spent:
             state.violate("9", f"sent to {provider}, which is spent in this round", shadow.id)

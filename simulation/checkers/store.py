@@ -153,8 +153,11 @@ class CheckedStore(SqliteStore):
         limit: int = 50,
         cursor: str | None = None,
         oldest_first: bool = False,
+        scan: int | None = None,
     ) -> Page:
-        page = await super().list(tenant, filter, limit=limit, cursor=cursor, oldest_first=oldest_first)
+        page = await super().list(
+            tenant, filter, limit=limit, cursor=cursor, oldest_first=oldest_first, scan=scan
+        )
         self.watch.read(tenant, page.items)
         return page
 

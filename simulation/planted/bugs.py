@@ -267,6 +267,13 @@ def flaky(seed: int) -> SimulationPlan:
     return replace(plain_plan(seed, REQUESTS), fault_plan=fault_plan)
 
 
+def dead_sink(seed: int) -> SimulationPlan:
+    """Returns a plan in which no process has one of the sinks, and some notifications fail."""
+    return replace(
+        quiet(seed), dead_sink=True, events=frozenset({"StatusChanged", "NotificationFailed", "Alert"})
+    )
+
+
 def crowded(seed: int) -> SimulationPlan:
     """Returns a plan with more concurrent traffic than the providers allow."""
     plan = plain_plan(seed, 2 * REQUESTS)
@@ -382,6 +389,11 @@ def refusing(seed: int) -> SimulationPlan:
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=FaultPlan(unlisted=0.35, trouble=0.2))
 
 
+def brokers_away(seed: int) -> SimulationPlan:
+    """Returns a plan in which many failures do not count, and one failure is enough for a move at once."""
+    return replace(two_providers(seed), fault_plan=FaultPlan(away=0.4, trouble=0.2))
+
+
 def two_providers(seed: int) -> SimulationPlan:
     """Returns a plan without crashes in which one failure is enough for a move at once."""
     plan = steady(seed)
@@ -442,6 +454,16 @@ def capped(seed: int) -> SimulationPlan:
         "failover_after": 3,
     }
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules))
+
+
+def by_hand(seed: int) -> SimulationPlan:
+    """Returns a plan with an operator who moves notifications to the dead letters, and with chosen runs.
+
+    The only process without a worker processes one tenant, or chosen notifications, every few seconds.
+    """
+    fault_plan = FaultPlan(trouble=0.6, operator_every_ms=300)
+    plan = replace(patient(plain_plan(seed, REQUESTS)), fault_plan=fault_plan, by_hand=True, cron=True)
+    return replace(plan, tenants=("t0", "t1", "t2"), processes=1, poll_ms=20_000)
 
 
 def pushes(seed: int) -> SimulationPlan:

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.core.lifecycle import row_commands
+from homing.core.lifecycle import row_commands, states
+from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Mode, OutcomeKind, Status
 from homing.core.retry import decide as deciding
@@ -48,7 +49,7 @@ def stale_after_reclaim(real: Any) -> Any:
     return settle
 
 
-@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=bugs.rough, seed=1_002)
+@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=bugs.rough, seed=1_010)
 def cancel_forgotten(real: Any) -> Any:
     def settle(row: Any, settlement: Any, now: int) -> Any:
         row.cancel_requested = False
@@ -238,6 +239,29 @@ def move_counts(real: Any) -> Any:
     def decide(claim: Any, *args: Any, **named: Any) -> Any:
         settled = real(claim, *args, **named)
         return replace(settled, moves=claim.moves) if settled.free_move else settled
+
+    return decide
+
+
+@BUGS.plant("a failure of a broker uses up an attempt", "29", on=_DECIDE, plan=bugs.brokers_away, seed=1_001)
+def uncounted_counts(real: Any) -> Any:
+    return _change_decide_input(lambda c, o, p: (c, replace(o, uncounted=False), p))(real)
+
+
+@BUGS.plant(
+    "the move after an uncounted failure is free, so that no attempt of the round counts",
+    "29",
+    on=_DECIDE,
+    plan=bugs.brokers_away,
+    seed=1_001,
+)
+def whole_round_is_free(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, outcome, *args, **named)
+        at_once = settled.status is Status.RETRYING and not settled.delay_ms and not settled.free_move
+        if not at_once or not outcome.uncounted:
+            return settled
+        return replace(settled, free_move=True, moves=settled.moves + 1)
 
     return decide
 
@@ -537,3 +561,31 @@ def new_hosts_shared_by_nobody(real: Any) -> Any:
 )
 def hanging_host_keeps_its_slots(real: Any) -> Any:
     return lambda state, kind, latency_ms, timed_out, ceiling: None
+
+
+@BUGS.plant(
+    "a notification is moved to the dead letters during its attempt",
+    "12",
+    on=(states, "COMMANDS"),
+    plan=bugs.by_hand,
+    seed=1_001,
+)
+def moved_during_its_attempt(real: Any) -> Any:
+    return {**real, CommandName.FAIL: {**real[CommandName.FAIL], Status.SENDING: Status.FAILED}}
+
+
+@BUGS.plant(
+    "a notification in the dead letters still has its due time",
+    "12",
+    on=(row_commands, "finish"),
+    plan=bugs.by_hand,
+    seed=1_001,
+)
+def dead_but_due(real: Any) -> Any:
+    def finish(row: Any, now: int) -> None:
+        due_at = row.due_at
+        real(row, now)
+        if row.status is Status.FAILED:
+            row.due_at = due_at
+
+    return finish

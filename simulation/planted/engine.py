@@ -27,6 +27,7 @@ from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from homing.engine.upkeep.lost_commits import LostCommits
+from homing.engine.upkeep.thresholds import ThresholdMonitor
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -506,3 +507,46 @@ def no_look_at_the_device(real: Any) -> Any:
 )
 def skips_active_devices(real: Any) -> Any:
     return RecipientFacts(skip=Reason.DEVICE_INACTIVE)
+
+
+@BUGS.plant(
+    "no alert reports that events wait for a sink",
+    "28",
+    on=(ThresholdMonitor, "check_sinks"),
+    plan=bugs.dead_sink,
+)
+def dead_sink_is_ignored(real: Any) -> Any:
+    async def check_sinks(self: Any, sinks: Any, now_ms: int) -> None:
+        pass
+
+    return check_sinks
+
+
+@BUGS.plant(
+    "the alert about a sink is remembered, but not raised",
+    "28",
+    on=(ThresholdMonitor, "_raise"),
+    plan=bugs.dead_sink,
+)
+def alert_is_only_remembered(real: Any) -> Any:
+    async def remember(self: Any, key: str, exceeded: Any) -> Any:
+        await self._save_raised(key, exceeded)
+        return []
+
+    return remember
+
+
+@BUGS.plant(
+    "events that an unavailable sink did not publish count as published",
+    "2",
+    "17",
+    on=(outbox_relay._Round, "record_failure"),
+    plan=bugs.flaky,
+)
+def unpublished_count_as_published(real: Any) -> Any:
+    def record(self: Any, part: Any, error: Any) -> None:
+        real(self, part, error)
+        if self.unavailable:
+            self.published += part
+
+    return record

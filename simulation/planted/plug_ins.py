@@ -12,6 +12,7 @@ from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake import bridges
 from homing.engine.intake.accept import SendOperations
+from homing.engine.intake.requests import PriorAttempts
 from homing.engine.settings import LaneSlots
 from simulation.plan import NO_FAULTS, BridgePlan, FaultPlan, SimulationPlan, TimerPlan, plain_plan
 from simulation.planted import bugs
@@ -106,6 +107,17 @@ def acknowledged_too_early(real: Any) -> Any:
 )
 def message_without_key(real: Any) -> Any:
     return lambda bridge, key: None
+
+
+@BUGS.plant(
+    "a message whose attempts are used up waits",
+    "30",
+    on=(PriorAttempts, "leaves_none"),
+    plan=bridged,
+    seed=1_001,
+)
+def used_up_messages_wait(real: Any) -> Any:
+    return lambda self, policy: False
 
 
 @BUGS.plant(

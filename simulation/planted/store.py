@@ -16,7 +16,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.stores import TokenGrant
-from homing.stores.common import receipt_applier
+from homing.stores.common import change_effects, receipt_applier
 from homing.stores.common.clock_guard import ClockGuard
 from homing.stores.common.codec import Column
 from homing.stores.common.leased_rows import STALE
@@ -333,6 +333,24 @@ def cached_before_commit(real: Any) -> Any:
     return claim_rows
 
 
+@BUGS.plant(
+    "a run for chosen notifications claims others",
+    "16",
+    on=(claim, "CHOSEN_ROWS"),
+    plan=bugs.by_hand,
+    seed=1_001,
+)
+def others_than_the_chosen(real: Any) -> Any:
+    return real.replace("ON n.id = j.value", "ON j.key = 0")
+
+
+@BUGS.plant(
+    "a run for one tenant claims others", "16", on=(claim, "DUE_QUEUES"), plan=bugs.by_hand, seed=1_001
+)
+def other_tenants_than_the_chosen(real: Any) -> Any:
+    return real.replace("AND (?6 IS NULL OR q.tenant = ?6)", "")
+
+
 # Columns ----------------------------------------------------------------------------------------------
 
 
@@ -367,6 +385,17 @@ def commanded_without_link(real: Any) -> Any:
 @BUGS.plant("a resent row loses a column", "12", on=(amend, "shared_columns"), plan=bugs.quiet, seed=1_002)
 def resent_without_link(real: Any) -> Any:
     return lambda row: real(replace(row, resend_of=None))
+
+
+@BUGS.plant(
+    "a late notification is counted as sent in time",
+    "1",
+    on=(change_effects, "_GOALS_MS"),
+    plan=bugs.steady,
+    seed=1_003,
+)
+def late_is_in_time(real: Any) -> Any:
+    return {mode: 10 * goal_ms for mode, goal_ms in real.items()}
 
 
 # Settlements ------------------------------------------------------------------------------------------
@@ -582,6 +611,17 @@ def tally_of_a_postponement(real: Any) -> Any:
         real(self, [(seq, counted(change)) for seq, change in changes], number)
 
     return record_all
+
+
+@BUGS.plant(
+    "the sums of the minutes are not written",
+    "1",
+    on=(change_recorder, "_ADD_TO_MINUTES"),
+    plan=bugs.quiet,
+    seed=1_003,
+)
+def minutes_not_written(real: Any) -> Any:
+    return _NothingWritten()
 
 
 @BUGS.plant(

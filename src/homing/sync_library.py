@@ -219,6 +219,7 @@ class SyncKeys(SyncPart[ApiKeyManager]):
     """`Homing.keys` for code that is not async."""
 
     create = _waits(ApiKeyManager.create)
+    find_caller = _waits(ApiKeyManager.find_caller)
     get = _waits(ApiKeyManager.get)
     is_empty = _waits(ApiKeyManager.is_empty)
     list = _waits(ApiKeyManager.list)
@@ -303,8 +304,12 @@ class SyncTenantApi(SyncPart[_Tenant]):
     bulk = _iterates(TenantApi.bulk)
     calculate_delay = _runs(TenantApi.calculate_delay)
     cancel = _waits(TenantApi.cancel)
+    dead_letter_groups = _waits(TenantApi.dead_letter_groups)
+    dry_run = _waits(TenantApi.dry_run)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
+    find = _waits(TenantApi.find)
+    find_all = _iterates(TenantApi.find_all)
     find_hold = _waits(TenantApi.find_hold)
     get = _waits(TenantApi.get)
     health = _waits(TenantApi.health)
@@ -313,6 +318,8 @@ class SyncTenantApi(SyncPart[_Tenant]):
     is_ready = _runs(TenantApi.is_ready)
     move_to_dead_letter = _waits(TenantApi.move_to_dead_letter)
     next_retry_time = _runs(TenantApi.next_retry_time)
+    overview = _waits(TenantApi.overview)
+    provider_overview = _waits(TenantApi.provider_overview)
     purge = _waits(TenantApi.purge)
     queue_counts = _waits(TenantApi.queue_counts)
     reschedule = _waits(TenantApi.reschedule)
@@ -326,6 +333,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     should_retry = _runs(TenantApi.should_retry)
     success_by_attempt = _waits(TenantApi.success_by_attempt)
     waiting = _waits(TenantApi.waiting)
+    waiting_histogram = _waits(TenantApi.waiting_histogram)
 
     def _submit_chunk(
         self, chunk: Sequence[SendInput], first: int, connection: Any
@@ -409,6 +417,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     force_breaker = _waits(Homing.force_breaker)
     handle_callback = _waits(Homing.handle_callback)
     process = _waits(Homing.process)
+    open_alerts = _waits(Homing.open_alerts)
     providers = _waits(Homing.providers)
     queue_depths = _waits(Homing.queue_depths)
     queue_overview = _waits(Homing.queue_overview)
@@ -418,6 +427,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     remove_sink = _waits(Homing.remove_sink)
     replace_providers = _waits(Homing.replace_providers)
     run_worker = _waits(Homing.run_worker)
+    sink_backlogs = _waits(Homing.sink_backlogs)
     sinks = _waits(Homing.sinks)
     snapshot = _runs(Homing.snapshot)
     start_worker = _runs(Homing.start_worker)

@@ -141,7 +141,7 @@ def test_global_options_may_be_before_or_after_the_command(cli: Cli) -> None:
     )
     assert len(before.json["items"]) == 1
     assert before.out == after.out == other.out
-    assert tenant.json == {"items": [], "cursor": None}
+    assert tenant.json == {"items": [], "cursor": None, "complete": True}
     assert not (cli.folder / "b.db").exists(), "the later one wins"
 
 

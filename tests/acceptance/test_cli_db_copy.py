@@ -38,7 +38,7 @@ R = TypeVar("R")
 PARTS = (
     *("notifications", "attempts", "causes", "requests", "dedups", "receipts", "outbox"),
     *("sinks", "sink_events"),
-    *("tallies", "roll_ups", "goals", "registry", "breakers"),
+    *("tallies", "roll_ups", "minute_roll_ups", "goals", "registry", "breakers"),
 )
 KEYED = a_submission(a_notification(dedup_key="once", dedup_window_ms=DAY_MS), key="k-1")
 KNOWN, EARLY = a_receipt("m-0", ReceiptEvent.DELIVERED), a_receipt("m-later", ReceiptEvent.DELIVERED)
@@ -100,6 +100,7 @@ async def snapshot(store: Backend) -> dict[str, Any]:
         "waiting": [await store.waiting(tenant) for tenant in whose],
         "groups": [await store.error_groups(tenant) for tenant in whose],
         "sums": await store.roll_ups(None, since_ms=DAY_MS),
+        "minutes": await store.minute_roll_ups(None, since_ms=DAY_MS),
         "goals": await store.goal_roll_ups(None, since_ms=DAY_MS),
         "entries": [await store.list_entries(tenant, "template") for tenant in whose],
         "breakers": await store.breakers(),

@@ -12,7 +12,7 @@ from support.cli_driver import Cli
 @pytest.mark.slow
 def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_nothing(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    shown = cli.ok("demo", "--keep", TMPDIR=str(tmp_path))
+    shown = cli.ok("demo", "--terminal", "--keep", TMPDIR=str(tmp_path))
     order = (
         "Notifications are accepted, stored, and delivered",
         "✓ pigeon sent #1",

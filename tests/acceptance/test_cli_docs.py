@@ -11,7 +11,19 @@ from support.cli_driver import Cli
 from support.docs_pages import inline_code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-GROUPS = ("dead", "providers", "sinks", "policy", "templates", "settings", "keys", "tenants", "audit", "db")
+GROUPS = (
+    "bridge",
+    "dead",
+    "providers",
+    "sinks",
+    "policy",
+    "templates",
+    "settings",
+    "keys",
+    "tenants",
+    "audit",
+    "db",
+)
 EVERYWHERE = {"--config", "--store", "--tenant", "--no-color", "--show-recipients", "--help", "-h"}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from support.cli_driver import SETTINGS, Cli
 from support.mail_host import InstalledCli, mail_host
+from support.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -206,3 +207,20 @@ def test_to_send_the_doctor_needs_an_address_and_a_provider(cli: Cli) -> None:
     for result, (_, says) in zip(refused, cases, strict=True):
         assert (result.code, result.out) == (2, ""), result
         assert says in result.err, result
+
+
+def test_the_doctor_examines_redis_as_timer_and_sink(cli: Cli, redis_server: RedisServer) -> None:
+    (cli.folder / "homing.toml").write_text(
+        f'store = "homing.db"\n[timers]\nhigh = "redis"\n[timers.redis]\nurl = "{redis_server.url}"\n'
+        f'[sinks.stream]\nkind = "redis"\nurl = "{redis_server.url}"\npassword = "env:OUR_SECRET"\n'
+    )
+    found = {one["name"]: one for one in cli("doctor", "--json", OUR_SECRET="hush-hush").json["checks"]}
+    port = redis_server.port
+    assert found["timer"]["detail"].startswith(f"redis: Redis at 127.0.0.1:{port}, version ")
+    assert found["sink"]["detail"] == f"stream: Redis at 127.0.0.1:{port} rejects the user name or password"
+    redis_server.kill()
+    gone = cli("doctor", "--json", OUR_SECRET="hush-hush")
+    assert gone.code == 1
+    timer = next(one for one in gone.json["checks"] if one["name"] == "timer")
+    assert timer["detail"].startswith(f"redis: Redis at 127.0.0.1:{port} cannot be reached")
+    assert "hush-hush" not in gone.out

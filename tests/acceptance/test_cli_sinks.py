@@ -58,3 +58,55 @@ def test_doctor_reports_a_sink_that_cannot_be_built(cli: Cli) -> None:
     assert not found["sinks"]["ok"]
     assert "telegraph" in found["sinks"]["detail"]
     assert cli.ok("list", "--json").json["items"] == []
+
+
+def test_the_backlog_of_a_sink_is_shown_everywhere(cli: Cli) -> None:
+    with (cli.folder / "homing.toml").open("a") as file:
+        file.write(
+            '\n[thresholds]\nsink_backlog = 0\n[sinks.my_events]\nkind = "log"\nevents = ["StatusChanged"]\n'
+        )
+    cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "Hello")
+    table, listed, health, health_json, doctor = cli.many(
+        ["sinks", "list"], ["sinks", "list", "--json"], ["health"], ["health", "--json"], ["doctor", "--json"]
+    )
+    assert "OLDEST" in table.out
+    found = {one["name"]: one for one in listed.json["items"]}
+    assert found["my_events"]["oldestAt"] is not None
+    assert found["log"]["oldestAt"] is None
+    assert health.code == health_json.code == 1
+    assert "1 events of the sink my_events are not published" in health.out
+    checks = {one["metric"]: one for one in health_json.json["thresholds"]}
+    assert checks["sinkBacklog:my_events"]["exceeded"]
+    assert not checks["sinkBacklog:log"]["exceeded"]
+    assert not checks["sinkLagMs:my_events"]["exceeded"]
+    events = {one["name"]: one for one in doctor.json["checks"]}["events"]
+    assert not events["ok"]
+    assert "too many or too old for my_events" in events["detail"]
+
+
+def test_new_kinds_of_sinks_are_durable_listed_examined_and_removed(cli: Cli) -> None:
+    with (cli.folder / "homing.toml").open("a") as file:
+        file.write(
+            """
+            [sinks.backend]
+            kind = "webhook"
+            url = "https://127.0.0.1:1/events"
+            secret = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+            [sinks.servicebus]
+            connection_string = "Endpoint=sb://127.0.0.1/;SharedAccessKeyName=p;SharedAccessKey=hush;EntityPath=alerts"
+            base_url = "https://127.0.0.1:1"
+            """
+        )
+    cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "Hello")
+    listed, doctor = cli.many(["sinks", "list", "--json"], ["doctor", "--json"])
+    found = {one["name"]: (one["kind"], one["durable"], one["events"]) for one in listed.json["items"]}
+    assert found["backend"] == ("webhook", True, ["Alert", "NotificationFailed"])
+    assert found["servicebus"] == ("servicebus", True, ["NotificationFailed"])
+    sinks = {one["detail"].partition(":")[0]: one for one in doctor.json["checks"] if one["name"] == "sink"}
+    assert sinks["log"]["ok"]
+    assert not sinks["backend"]["ok"]
+    assert "refused_address" in sinks["backend"]["detail"]
+    assert not sinks["servicebus"]["ok"]
+    assert "connect" in sinks["servicebus"]["detail"]
+    assert "hush" not in doctor.out
+    assert cli.ok("sinks", "remove", "backend", "--yes").out == "removed backend and 0 waiting events\n"

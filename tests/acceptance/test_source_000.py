@@ -8,11 +8,13 @@ test_operations.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,6 +25,8 @@ from homing.rehearsal.virtual_time import VirtualLoop
 from homing.telemetry.metrics import Metrics
 from homing.testing import VirtualClock, run_virtual
 from support.cli_driver import Cli
+from support.kafka_broker import KafkaBroker
+from support.redis_server import RedisServer
 
 SETTINGS = """\
 store = "{store}"
@@ -164,6 +168,49 @@ def test_a_device_that_became_inactive_is_not_retried(tmp_path: Path) -> None:
     assert life.dead_letters == ()
 
 
+REDIS = """
+[timers]
+critical = "redis"
+high = "redis"
+[timers.redis]
+url = "{url}"
+"""
+"""What remains for Kafka: the timer of medium and low (35-36, 82-84), and the dead-letter topic (69)."""
+
+
+@pytest.mark.source("000", "33-34", "52", "79-81", "85")
+async def test_retries_of_critical_and_high_notifications_are_scheduled_with_redis(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """The store keeps every retry. Redis has the due times of two priorities, and wakes workers."""
+    file = settings(tmp_path, store=str(tmp_path / "homing.db"))
+    file.write_text(file.read_text() + REDIS.format(url=redis_server.url))
+    waiting: dict[str, Notification] = {}
+    async with Homing(config_file=file, worker=True) as homing:
+        for priority in SECONDS:
+            sent = await homing.send(
+                {"deviceToken": f"token-{priority}"}, channel="push", priority=priority, title="Gate changed"
+            )
+            async with asyncio.timeout(60):
+                while (await homing.get(sent.id)).status is not Status.RETRYING:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            waiting[priority] = await homing.get(sent.id)
+        async with redis_server.client() as client, asyncio.timeout(60):
+            scheduled: dict[bytes, float] = {}
+            while len(scheduled) < 2:
+                await asyncio.sleep(0.01)
+                scheduled = dict(await client.zrangebyscore("homing:due", 0, "+inf", withscores=True))
+        state = homing.snapshot().timers["redis"]
+    for priority in ("critical", "high"):
+        one = waiting[priority]
+        assert one.next_retry_at is not None
+        at_ms = scheduled.pop(one.id.encode())
+        assert abs(at_ms - one.next_retry_at.timestamp() * 1000) <= 1_000, "the due time that is stored"
+    assert scheduled == {}, "the store alone schedules the others"
+    assert {one.attempt_count for one in waiting.values()} == {1}
+    assert (state.connected, state.discarded) == (True, 0), "Redis has confirmed the scheduling"
+
+
 @pytest.mark.source("000", "27-31", "101-103", "106-121", "151-172", "179-189", "192-217")
 def test_the_command_line_has_the_table_of_the_source(tmp_path: Path) -> None:
     settings(tmp_path, store="homing.db")
@@ -173,3 +220,103 @@ def test_the_command_line_has_the_table_of_the_source(tmp_path: Path) -> None:
         mine = [row for row in rows if row["policy"] == f"priority/{priority}"]
         assert [row["minMs"] for row in mine] == delays
         assert [row["maxMs"] for row in mine] == [int(1.3 * delay) for delay in delays]
+
+
+# Kafka ----------------------------------------------------------------------------------------------
+
+WITH_KAFKA = """
+[timers]
+medium = "kafka"
+low = "kafka"
+[timers.kafka]
+bootstrap_servers = "{address}"
+topic = "{prefix}.timers"
+group = "{prefix}"
+create_topics = true
+
+[sinks.kafka]
+bootstrap_servers = "{address}"
+topic = "{prefix}.events"
+dead_letter_topic = "{prefix}.dead-letters"
+create_topics = true
+
+[[rules]]
+name = "an end within seconds, for the test"
+type = "alarm"
+max_attempts = 2
+base_ms = "100ms"
+"""
+
+
+@asynccontextmanager
+async def with_kafka(kafka: KafkaBroker, folder: Path, prefix: str) -> AsyncIterator[tuple[Homing, Metrics]]:
+    """Runs an engine with the source's timers and dead-letter topic, in real time."""
+    file = settings(folder, store=f"{folder}/homing.db")
+    with file.open("a") as more:
+        more.write(WITH_KAFKA.format(address=kafka.address, prefix=prefix))
+    metrics = Metrics()
+    async with Homing(config_file=file, worker=True, observers=[metrics]) as homing:
+        metrics.watch(homing)
+        yield homing, metrics
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.source("000", "35-36", "82-85")
+async def test_retries_of_medium_and_low_priority_are_scheduled_with_kafka(
+    kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    prefix = kafka.new_topic("source-000")
+    async with with_kafka(kafka, tmp_path, prefix) as (homing, _):
+        ids = {}
+        for priority in SECONDS:
+            sent = await homing.send({"deviceToken": "t"}, channel="push", priority=priority, title="Gate")
+            ids[priority] = sent.id
+        # Each is scheduled twice: for its first attempt, and after that has failed.
+        await until(lambda: homing.snapshot().timers["kafka"].scheduled >= 4)
+        due = {one: (await homing.get(ids[one])).next_retry_at for one in ("medium", "low")}
+        confirmed = {
+            (step, (record.key() or b"").decode()): msgspec.json.decode(record.value() or b"")["dueAt"]
+            for step in ("0s", "10s", "1m", "5m", "30m", "2h")
+            for record in kafka.records(f"{prefix}.timers.{step}")
+        }
+    assert set(confirmed) == {
+        ("0s", ids["medium"]),
+        ("0s", ids["low"]),
+        ("1m", ids["medium"]),  # after 120 to 156 s
+        ("5m", ids["low"]),  # after 300 to 390 s
+    }, "critical and high do not wait in Kafka"
+    for priority, step in (("medium", "1m"), ("low", "5m")):
+        at = due[priority]
+        assert at is not None
+        assert abs(confirmed[step, ids[priority]] - at.timestamp() * 1000) < 1_000
+
+
+@pytest.mark.source("000", "68-70")
+async def test_what_is_given_up_goes_to_the_dead_letter_topic_and_to_the_metrics(
+    kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    prefix = kafka.new_topic("source-000")
+    async with with_kafka(kafka, tmp_path, prefix) as (homing, metrics):
+        sent = await homing.send(
+            {"deviceToken": "t"}, channel="push", priority="low", type="alarm", title="Gate changed"
+        )
+        done = await homing.wait(sent.id, timeout_ms=60_000)
+        dead_letters = f"{prefix}.dead-letters"
+        await until(lambda: dead_letters in kafka.admin.list_topics(timeout=5).topics)
+        await until(lambda: kafka.records(dead_letters))
+        page = numbers(await metrics.page())
+    assert (done.status, done.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
+    (letter,) = kafka.records(dead_letters)
+    body = msgspec.json.decode(letter.value() or b"")
+    assert letter.key() == sent.id.encode()
+    assert (body["notificationId"], body["reason"], body["attemptCount"]) == (
+        sent.id,
+        "RETRIES_EXHAUSTED",
+        2,
+    )
+    assert page["retries_exhausted_total", ""] == 1

@@ -33,14 +33,14 @@ def fetch(service: Service, path: str, accept: str) -> tuple[int, dict[str, str]
 def test_the_page_says_what_this_is_and_links_to_what_exists(cli: Cli) -> None:
     with serving(cli) as service:
         assert service.process.stdout is not None
-        assert f"status page: http://{service.address}/," in service.process.stdout.readline()
+        assert f"dashboard: http://{service.address}/," in service.process.stdout.readline()
         status, headers, shown = fetch(service, "/", "text/html")
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert headers["content-security-policy"].startswith("default-src 'none'; ")
         assert "This service delivers notifications" in shown
         assert "Healthy" in shown
         links = {urljoin("/", link) for link in re.findall(r'href="?([^\s">:]+)[\s">]', shown)}
-        assert {"/docs", "/", "/ui/pages.css"} <= links
+        assert {"/docs", "/", "/ui/sign-in"} <= links
         assert {link: fetch(service, link, "*/*")[0] for link in links} == dict.fromkeys(links, 200)
         assert f"http://{service.address}/docs" in fetch(service, "/", "*/*")[2]
         assert service.call("HEAD", "/") == (200, b"")

@@ -37,7 +37,7 @@ SECRET = "of-beta-alone"
 
 OWN = {
     *("messages", "live", "settled", "attempts", "causes", "ledger", "registry"),
-    *("tallies", "roll_ups", "goals"),
+    *("tallies", "roll_ups", "minute_roll_ups", "goals", "retry_queue"),
     *("failed_notifications", "dead_letters", "queue_stats", "retry_statistics"),
 }
 """What a tenant's role may read. From all other tables and views it gets nothing."""
@@ -134,7 +134,9 @@ async def test_every_table_and_view_shows_only_the_tenant_s_rows(owner: Connecti
         text = "\n".join(row[0] for row in rows)
         assert SECRET not in text, name
         assert "beta" not in text, name
-        assert rows or name in ("tallies", "roll_ups", "goals"), f"{name} shows the tenant its own"
+        # The sums are written by upkeep, and `retry_queue` has only tasks of the bridge to RabbitMQ.
+        may_be_empty = ("tallies", "roll_ups", "minute_roll_ups", "goals", "retry_queue")
+        assert rows or name in may_be_empty, f"{name} shows the tenant its own"
     assert shown == OWN
 
 

@@ -12,6 +12,7 @@ import pytest
 from homing import Homing
 from homing.cli.common import reload_watch
 from homing.cli.common.reload_watch import watch_for_reload
+from homing.core.errors import StoreUnavailable
 from homing.engine.operations.reload_requests import ReloadAnswer
 from homing.settings import Settings, load_settings
 
@@ -71,3 +72,33 @@ async def test_a_request_that_cannot_be_read_ends_nothing(
         while len(failed) < 2:
             await homing.reload_requests.answers(0)
         assert (await ask(homing)).worker == "mail-1"
+
+
+async def test_a_request_is_answered_even_if_the_store_fails_right_after_it_was_read(
+    homing: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch once read a request a second time, and dropped it if the store failed in between."""
+    newest = homing.reload_requests.newest
+    numbers: set[int] = set()
+    failures = 0
+
+    async def fail_after_each_new_request() -> object:
+        nonlocal failures
+        if failures < len(numbers):
+            failures += 1
+            raise StoreUnavailable("the store is away")
+        found = await newest()
+        numbers.add(0 if found is None else found.number)
+        return found
+
+    monkeypatch.setattr(reload_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(homing.reload_requests, "newest", fail_after_each_new_request)
+    async with (
+        Homing(tmp_path / "homing.db", worker_name="desk") as desk,
+        watch_for_reload(homing, lambda: load_settings(None, env={}, flags={"worker_name": "mail-1"})),
+    ):
+        for number in (1, 2):
+            async with asyncio.timeout(60):
+                while failures < number:  # the first one follows the look at the start
+                    await desk.reload_requests.answers(0)
+            assert (await ask(desk)).worker == "mail-1"

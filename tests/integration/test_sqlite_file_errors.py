@@ -340,7 +340,7 @@ async def test_data_of_the_first_release_works_after_the_migrations(path: Path) 
 
 
 async def test_of_many_concurrent_migrations_one_does_the_work(path: Path) -> None:
-    stores = [SqliteStore(path) for _ in range(8)]
+    stores = [SqliteStore(path, busy_timeout_ms=60_000) for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))
     applied = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(applied) == [()] * 7 + [_ALL]

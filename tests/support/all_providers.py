@@ -7,7 +7,7 @@ from base64 import b64encode
 from typing import Any
 
 from homing import Channel, Content, Delivery, Priority, Recipient
-from homing.compose.factories import PROVIDERS, ProviderDependencies, build_from_settings
+from homing.compose.factories import PROVIDERS, PlugInDependencies, build_from_settings
 from homing.core.errors import ConfigError
 from homing.net.http_messages import Transport
 from homing.settings import load_settings
@@ -17,7 +17,7 @@ from support.push_deliveries import FCM, KEY_FILE, WEBPUSH
 HTTP = load_settings(None, env={}).http
 NOW_MS = 1_705_320_000_000
 NAMES = [kind for kind in PROVIDERS if kind not in ("console", "file", "scripted")]
-OVER_HTTP = [kind for kind in NAMES if kind not in ("smtp", "apprise")]
+OVER_HTTP = [kind for kind in NAMES if kind not in ("smtp", "apprise", "rabbitmq")]
 
 TOKEN = "tok-swordfish-0001"
 KEY_BYTES = b"swordfish-0002-swordfish-0002-swo"
@@ -69,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vapid_subject": "mailto:ops@example.org",
     },
     "apprise": {"urls": ["json://swordfish-0011:swordfish-0012@127.0.0.1:1/swordfish-0013"]},
+    "rabbitmq": {"url": "amqp://127.0.0.1:1/", "username": "shop", "password": "swordfish-0014"},
 }
 
 MARKS = (
@@ -90,6 +91,7 @@ CHANNELS = {
     "slack": Channel.CHAT,
     "webpush": Channel.PUSH,
     "apprise": Channel.CHAT,
+    "rabbitmq": Channel.QUEUE,
 }
 ADDRESSES = {
     Channel.SMS: "+15558675310",
@@ -109,7 +111,7 @@ SUBSCRIPTION = json.dumps(
 
 def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -> Any:
     """Creates the provider from settings, as for a user."""
-    shared = ProviderDependencies(HTTP, lambda: NOW_MS)
+    shared = PlugInDependencies(HTTP, lambda: NOW_MS)
     if transport is not None:
         shared._transport = transport
     return build_from_settings("providers", kind, kind, PROVIDERS, {**SETTINGS[kind], **settings}, shared)

@@ -7,6 +7,7 @@ new (an asynchronous test with a single loop has no loop in its id):
 
 - tests marked `slow`, property tests, and tests that try all combinations of the same few statements;
 - tests of the query plans of a database;
+- the store suite on MongoDB, whose own tests in `tests/integration` run on both;
 - `tests/acceptance`, whose processes choose their loop like an installed Homing.
 
 The tests of the engine run on a virtual loop. All other tests do no I/O and run on asyncio's loop.
@@ -45,6 +46,7 @@ _ON_BOTH = (
     "component/compose",
     "component/net",
     "component/providers",
+    "component/sinks",
     "component/telemetry",
     "component/test_event_loops.py",
     "component/test_library.py",
@@ -59,6 +61,7 @@ _ON_BOTH = (
 )
 _ON_UVLOOP = (
     "acceptance",
+    "conformance/test_mongo.py",
     "integration/test_postgres_plans.py",
     "integration/test_postgres_read_plans.py",
     "integration/test_sqlite_plans.py",

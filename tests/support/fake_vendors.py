@@ -31,9 +31,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from homing.net.http_messages import HttpRequest, HttpResponse
+from homing.net.secrets import Secret
+from homing.net.standard_webhooks import SigningKey, build_signature_header
 from homing.providers.acs.provider import AcsProvider
-from homing.providers.common.secrets import Secret
-from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
 from homing.providers.fcm.provider import FcmProvider
 from homing.providers.sendgrid.provider import SendGridProvider
 from homing.providers.sns.provider import SnsProvider

@@ -26,9 +26,10 @@ _QUIT_S = 10
 class GuardedFolder:
     """The folder and its guard. Programs run in the folder; root runs them as another user."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, *, unprivileged: bool = True) -> None:
+        """`unprivileged=False` is for programs that do not refuse to run as root."""
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        self._user = _unprivileged_user() if os.geteuid() == 0 else None
+        self._user = _unprivileged_user() if unprivileged and os.geteuid() == 0 else None
         if self._user is not None:
             account = pwd.getpwnam(self._user)
             os.chown(self.path, account.pw_uid, account.pw_gid)

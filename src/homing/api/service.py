@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from msgspec import Struct, field
 
+from homing.api.http.bodies import ApiError
 from homing.api.settings import ServiceSettings
 from homing.core.access.scopes import Caller
 from homing.core.rehearsal import Rehearsal, RehearsalReport
@@ -43,12 +46,32 @@ class Service(Struct, kw_only=True):
     settings: ServiceSettings = ServiceSettings()
     simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
     """Runs a simulation without blocking other requests. None if simulations are not available."""
-    simulating: int = 0
-    """Number of running simulations."""
+    working: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of simulations and renderings that run now, by kind and tenant. Tenant `*` stands for all."""
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
     """Returns the metrics for Prometheus and their content type. None if metrics are not enabled."""
     fronts: dict[str, TenantApi] = field(default_factory=dict)
     """The engine's operations by tenant, cached."""
+
+    @contextmanager
+    def one_of(self, kind: str, tenant: str, *, per_tenant: int, of_all: int) -> Iterator[None]:
+        """Counts a simulation or rendering while the `with` block runs.
+
+        Raises `OVERLOADED` if as many of this tenant, or of all tenants, run already. Nothing may be awaited
+        before the block, so that concurrent requests see each other.
+        """
+        mine, all_ = (kind, tenant), (kind, "*")
+        if self.working[mine] >= per_tenant or self.working[all_] >= of_all:
+            raise ApiError("OVERLOADED", f"too many {kind} are running; try again in a few seconds")
+        self.working[mine] += 1
+        self.working[all_] += 1
+        try:
+            yield
+        finally:
+            self.working[all_] -= 1
+            self.working[mine] -= 1
+            if not self.working[mine]:
+                del self.working[mine]
 
     def tenant_api(self, tenant: str) -> TenantApi:
         """Returns the engine's operations for one tenant."""

@@ -1,1 +1,1 @@
-"""Writes charts as SVG. Takes plain numbers and texts, and returns a document as text. Imports nothing."""
+"""Writes charts as SVG. Takes numbers and texts, and returns a document as text. Imports only msgspec."""

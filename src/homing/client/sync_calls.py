@@ -25,6 +25,7 @@ from homing.core.content.templates import (
 )
 from homing.core.lifecycle.jobs import Job
 from homing.core.notifications import Channel, Content, Mode, Notification, Page, Reason, Recipient, Status
+from homing.core.overview import OpenAlert, Overview, ProviderOverview
 from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile, Suppression
 from homing.core.rehearsal import Outage, RehearsalReport, Traffic
 from homing.core.retry.policy_views import (
@@ -40,9 +41,11 @@ from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
     ErrorGroup,
+    ErrorGroups,
     QueueHealth,
     RetryInfo,
     RollUp,
+    WaitingGroups,
 )
 from homing.wire.access import (
     AuditQuery,
@@ -87,7 +90,15 @@ from homing.wire.policies import (
     WhyQuery,
 )
 from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
-from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
+from homing.wire.queue import (
+    DelayQuery,
+    ErrorsQuery,
+    HistogramQuery,
+    PendingQuery,
+    RetryDelay,
+    RollUpsQuery,
+    WaitingQuery,
+)
 from homing.wire.recipients import (
     DeviceBody,
     PreferenceBody,
@@ -192,11 +203,14 @@ class SyncCalls(SyncBase):
         status: tuple[Status, ...] = (),
         statuses: tuple[Status, ...] = (),
         acknowledged: bool | None = None,
+        q: str = "",
         limit: int = 50,
     ) -> Iterator[Notification]:
-        """List notifications, newest first.
+        """List notifications, newest first, or search for them with `q`.
 
-        Pass the response's `cursor` to get the next page. The last page has no cursor.
+        Pass the response's `cursor` to get the next page. The last page has no cursor. A search
+        compares a limited number of notifications per request: if `complete` is false, older ones were
+        not compared yet, and the next page continues with them.
         """
         return self._iterate(
             Page,
@@ -215,6 +229,7 @@ class SyncCalls(SyncBase):
                 status=status,
                 statuses=statuses,
                 acknowledged=acknowledged,
+                q=q,
                 limit=limit,
             ),
         )
@@ -276,6 +291,32 @@ class SyncCalls(SyncBase):
         )
 
     # Queue
+
+    def get_overview(self) -> Overview:
+        """Retrieve the state of deliveries right now.
+
+        `verdict` says in one sentence what is wrong. Each channel has its rate, success, lateness and
+        backlog, with one point per minute for the last hour and one per quarter of an hour for the last
+        day.
+        """
+        return self._request(Overview, "GET", "/api/v1/overview")
+
+    def get_waiting_histogram(self, *, step_ms: int = 900000, span_ms: int = 86400000) -> WaitingGroups:
+        """Count what waits by due time, lane, provider and reason.
+
+        Shows a wave of retries before it comes. At most 200,000 notifications are counted; if more
+        wait, `complete` is false.
+        """
+        return self._request(
+            WaitingGroups,
+            "GET",
+            "/api/v1/queue/histogram",
+            query=HistogramQuery(step_ms=step_ms, span_ms=span_ms),
+        )
+
+    def list_open_alerts(self) -> ItemList[OpenAlert]:
+        """List the alerts whose cause still exists, newest first. They are about all tenants."""
+        return self._request(ItemList[OpenAlert], "GET", "/api/v1/alerts")
 
     def get_queue_counts(self) -> dict[str, int]:
         """Count notifications by status."""
@@ -400,14 +441,13 @@ class SyncCalls(SyncBase):
             ),
         )
 
-    def group_dead_letters(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
+    def group_dead_letters(self, *, limit: int = 50) -> ErrorGroups:
         """Group dead letters by error, largest group first.
 
-        Each group includes its newest dead letter as an example.
+        Each group includes its newest dead letter as an example. The newest 10,000 dead letters are
+        grouped; if there are more, `complete` is false.
         """
-        return self._request(
-            ItemList[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
-        )
+        return self._request(ErrorGroups, "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit))
 
     def bulk_dead_letters(
         self,
@@ -609,7 +649,7 @@ class SyncCalls(SyncBase):
         """Simulate a policy, outages and traffic.
 
         Runs the engine's own code under virtual time. Nothing is sent and nothing is changed. A
-        simulation that takes too long is aborted with 422.
+        simulation that takes too long is aborted with 422. Each tenant can run one at a time.
         """
         return self._request(
             RehearsalReport,
@@ -673,6 +713,10 @@ class SyncCalls(SyncBase):
         """List providers, with their routes and the current state of their breakers."""
         return self._request(ItemList[ProviderView], "GET", "/api/v1/providers")
 
+    def get_provider_overview(self) -> ProviderOverview:
+        """Retrieve each provider with its breaker, and what it did for the tenant in the last hour."""
+        return self._request(ProviderOverview, "GET", "/api/v1/providers/overview")
+
     def get_provider(self, id: str) -> ProviderView:
         """Retrieve a provider."""
         return self._request(ProviderView, "GET", f"/api/v1/providers/{path_segment(id)}")
@@ -698,13 +742,15 @@ class SyncCalls(SyncBase):
             body=TestMessageBody(address=address, channel=channel),
         )
 
-    def set_breaker(self, id: str, *, phase: BreakerPhase, why: str = "") -> ProviderView:
+    def set_breaker(
+        self, id: str, *, phase: BreakerPhase, why: str = "", for_ms: int | None = None
+    ) -> ProviderView:
         """Open or close a provider's breaker by hand, or return it to automatic control."""
         return self._request(
             ProviderView,
             "POST",
             f"/api/v1/providers/{path_segment(id)}/breaker",
-            body=BreakerBody(phase=phase, why=why),
+            body=BreakerBody(phase=phase, why=why, for_ms=for_ms),
         )
 
     # Templates

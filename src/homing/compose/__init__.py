@@ -22,6 +22,7 @@ from homing.compose.providers import (
     list_provider,
 )
 from homing.compose.reload import ReloadablePart, ReloadResult, SettingsReloader
+from homing.compose.retry_scheduler import add_retry_scheduler
 from homing.compose.stores import build_backup, build_copying, build_store
 from homing.compose.telemetry import (
     ConfiguredObservers,
@@ -52,6 +53,7 @@ __all__ = (
     "Sinks",
     "SubscribedSink",
     "TimerArgument",
+    "add_retry_scheduler",
     "build_backup",
     "build_bridges",
     "build_callback_sink",

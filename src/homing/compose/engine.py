@@ -62,12 +62,12 @@ def build_parts(
         roster=build_roster(settings, providers, clock),
         clock=clock,
         random_source=random_source or SystemRandomSource(),
-        sinks={**build_sinks(settings), **(sinks or {})},
+        sinks={**build_sinks(settings, clock), **(sinks or {})},
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),
         observers=tuple(observers),
         timers=build_timers(settings, timers),
-        bridges=build_bridges(settings, bridges),
+        bridges=build_bridges(settings, bridges, clock),
     )
 
 
@@ -147,6 +147,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
             Mode.BULK: settings.queue_names.bulk,
         },
         spool=Path(settings.spool) if settings.spool else None,
+        trace_share=settings.tracing.share if settings.tracing.endpoint else 0.0,
         store_timeout_ms=settings.store_timeout_ms,
     )
 
@@ -169,7 +170,7 @@ def build_link_settings(settings: Settings) -> UnsubscribeLinkSettings:
     """
     own, url = settings.unsubscribe, settings.service.public_url
     given = (
-        import_object("homing.providers.common.secrets:read_secret")("unsubscribe.secret", own.secret)
+        import_object("homing.net.secrets:read_secret")("unsubscribe.secret", own.secret)
         if own.secret
         else None
     )

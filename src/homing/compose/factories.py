@@ -31,24 +31,43 @@ PROVIDERS = {
     "slack": "homing.providers.slack.provider:SlackProvider",
     "webpush": "homing.providers.webpush.provider:WebPushProvider",
     "apprise": "homing.providers.apprise.provider:AppriseProvider",
+    "rabbitmq": "homing.providers.rabbitmq.provider:RabbitMqProvider",
 }
 
-SINKS = {"log": "homing.sinks.log:LogSink"}
+SINKS = {
+    "log": "homing.sinks.log:LogSink",
+    "rabbitmq": "homing.sinks.rabbitmq:RabbitMqSink",
+    "manual_review": "homing.sinks.manual_review:ManualReviewSink",
+    "kafka": "homing.sinks.kafka:KafkaSink",
+    "webhook": "homing.sinks.webhook:WebhookSink",
+    "servicebus": "homing.sinks.servicebus:ServiceBusSink",
+    "redis": "homing.sinks.redis:RedisSink",
+}
 
-TIMERS: dict[str, str] = {}
+TIMERS: dict[str, str] = {
+    "redis": "homing.timers.redis:RedisTimer",
+    "kafka": "homing.timers.kafka:KafkaTimer",
+}
 
-BRIDGES: dict[str, str] = {}
+BRIDGES: dict[str, str] = {
+    "rabbitmq": "homing.bridges.rabbitmq:RabbitMqBridge",
+    "kafka": "homing.bridges.kafka:KafkaBridge",
+}
 
 LOCAL_SINKS = frozenset({"log"})
 """Kinds of sinks that write to this process only. Their events need not wait for a process that is gone."""
 
 
-_EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
+_EXTRAS = {
+    **{kind: kind for kind in ("sns", "fcm", "smtp", "webpush", "apprise")},
+    **{kind: kind for kind in ("rabbitmq", "redis", "kafka")},
+    "manual_review": "rabbitmq",
+}
 """Kind → extra of Homing that installs its libraries. All other kinds use the extra `providers`."""
 
 
-class ProviderDependencies:
-    """Arguments that providers receive without a setting: the shared HTTP client and the clock."""
+class PlugInDependencies:
+    """Arguments that plug-ins receive without a setting: the shared HTTP client and the clock."""
 
     def __init__(self, http: HttpSettings, now_ms: Callable[[], int] | None = None) -> None:
         self._http = http
@@ -93,7 +112,7 @@ def build_from_settings(
     kind: Any,
     known: Mapping[str, str],
     options: Mapping[str, Any],
-    shared: ProviderDependencies | None = None,
+    shared: PlugInDependencies | None = None,
 ) -> Any:
     """Builds an object of a kind that is built in, or that another package registers as an entry point.
 

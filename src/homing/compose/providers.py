@@ -11,7 +11,7 @@ from homing.compose.factories import (
     LOCAL_SINKS,
     PROVIDERS,
     SINKS,
-    ProviderDependencies,
+    PlugInDependencies,
     build_from_settings,
     check_whole_number,
     import_object,
@@ -58,7 +58,7 @@ def build_roster(
     If there are no providers, the console provider serves all channels.
     """
     clock = clock or SystemClock()
-    shared = ProviderDependencies(settings.http, clock.now_ms)
+    shared = PlugInDependencies(settings.http, clock.now_ms)
     given = []
     for name, one in (providers or {}).items():
         known = provider_id(name)
@@ -73,7 +73,7 @@ async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock
 
     Those that it builds are closed again. The given ones are not changed.
     """
-    shared = ProviderDependencies(settings.http, clock.now_ms)
+    shared = PlugInDependencies(settings.http, clock.now_ms)
     built = _build_configured(settings, shared, alone=not given)
     try:
         listed = [*built, *given]
@@ -82,7 +82,7 @@ async def check_roster(settings: Settings, given: Sequence[Listed], clock: Clock
         await close_all([*(listed.provider for listed in built), shared])
 
 
-def _build_configured(settings: Settings, shared: ProviderDependencies, *, alone: bool) -> list[Listed]:
+def _build_configured(settings: Settings, shared: PlugInDependencies, *, alone: bool) -> list[Listed]:
     """Builds the providers of the settings, or the console if there are none and they are the only ones."""
     tables = settings.providers or ({"console": {}} if alone else {})
     return [build_listed(name, dict(options), shared) for name, options in tables.items()]
@@ -133,14 +133,20 @@ def list_provider(
     )
 
 
-def build_sinks(settings: Settings) -> Sinks:
-    """Builds the sinks that the settings name."""
+def build_sinks(settings: Settings, clock: Clock | None = None) -> Sinks:
+    """Builds the sinks that the settings name. A sink that gets an HTTP client owns it, and closes it."""
+    now_ms = (clock or SystemClock()).now_ms
     found: dict[str, SubscribedSink] = {}
     for name, options in settings.sinks.items():
         rest = dict(options)
         kind = rest.pop("kind", name)
-        names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
-        sink: Sink = build_from_settings("sinks", name, kind, SINKS, rest)
+        events = rest.pop("events", None)
+        sink: Sink = build_from_settings(
+            "sinks", name, kind, SINKS, rest, PlugInDependencies(settings.http, now_ms)
+        )
+        if events is None:
+            events = getattr(sink, "default_events", DEFAULT_EVENTS)
+        names = _event_names(events, f"sinks.{name}.events")
         found[name] = SubscribedSink(sink, names, str(kind), durable=kind not in LOCAL_SINKS)
     return found
 
@@ -162,7 +168,7 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
     return found
 
 
-def build_listed(name: str, options: dict[str, Any], shared: ProviderDependencies) -> Listed:
+def build_listed(name: str, options: dict[str, Any], shared: PlugInDependencies) -> Listed:
     """Builds the roster entry of a provider from its table in the settings."""
     kind = options.get("kind", name)
     rate, weight = options.get("rate_per_second"), options.get("weight")

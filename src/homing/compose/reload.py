@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homing.compose.factories import ProviderDependencies
+from homing.compose.factories import PlugInDependencies
 from homing.compose.providers import LISTED_KEYS, build_listed, give_threads
 from homing.core.errors import ConfigError
 from homing.core.ports.runtime import Clock
@@ -102,7 +102,7 @@ class SettingsReloader:
     def _build(self, name: str, options: Mapping[str, Any]) -> Listed:
         """Builds a provider with its new settings. Slots, rate, weight and channels stay as they are."""
         roster = self._engine.roster
-        assert isinstance(roster.shared, ProviderDependencies), "configured providers share them"
+        assert isinstance(roster.shared, PlugInDependencies), "configured providers share them"
         new, before = build_listed(name, dict(options), roster.shared), roster[provider_id(name)]
         if new.kind != before.kind or set(new.channels) != set(before.channels):
             raise ConfigError(f"providers.{name}", "has another kind or other channels; restart the process")

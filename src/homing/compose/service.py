@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -23,12 +23,15 @@ from homing.core.errors import ConfigError
 from homing.core.version import __version__
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import PATHS, PREFIX, Pages
+from homing.dashboard.screens.all_screens import all_screens
+from homing.dashboard.sign_in import SignIn
+from homing.dashboard.visits import DashboardTools, DemoEvent
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
 from homing.http_server.asgi import PrefixSwitch, RequestObserver
 from homing.http_server.listen_address import ListenAddress, parse_listen_address
 from homing.http_server.server import HttpServer, open_listener
-from homing.providers.common.secrets import read_secret
+from homing.net.secrets import read_secret
 from homing.settings import Settings
 
 FOLDER = ".homing"
@@ -83,20 +86,53 @@ def reloadable_issuers(served: Service) -> ReloadablePart:
     return ReloadablePart("service.jwt", prepare)
 
 
-def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
-    """Builds the HTTP server with all routes and pages. Its sockets are passed in when it is started."""
+def build_server(
+    settings: Settings,
+    served: Service,
+    watchers: Sequence[RequestObserver] = (),
+    demo: Mapping[str, DemoEvent] | None = None,
+) -> HttpServer:
+    """Builds the HTTP server with all routes and pages. Its sockets are passed in when it is started.
+
+    `demo` has the events that the dashboard of `homing demo` can start.
+    """
     api = App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers)
-    pages = build_pages(settings, served.engine, watchers)
-    return HttpServer(
+    pages = build_pages(settings, served, watchers, demo)
+    server = HttpServer(
         PrefixSwitch(pages, api, paths=PATHS, prefix=PREFIX),
         replace(settings.service, stop_ms=settings.service.answer_ms),
     )
+    pages.feed.stopping = lambda: server.should_exit
+    return server
 
 
-def build_pages(settings: Settings, engine: Engine, watchers: Sequence[RequestObserver] = ()) -> Pages:
+def build_pages(
+    settings: Settings,
+    served: Service,
+    watchers: Sequence[RequestObserver] = (),
+    demo: Mapping[str, DemoEvent] | None = None,
+) -> Pages:
     """Builds the pages that the service shows to people."""
-    home = HomePage(engine, SystemClock(), version=__version__, public_url=settings.service.public_url)
-    return Pages(home, random_source=SystemRandomSource(), watchers=watchers)
+    clock, public_url = SystemClock(), settings.service.public_url
+    home = HomePage(served.engine, clock, version=__version__, public_url=public_url)
+    home.has_dashboard = True
+    tools = DashboardTools(
+        engine=served.engine,
+        clock=clock,
+        settings=settings.dashboard,
+        version=__version__,
+        simulate=served.simulate,
+        draw_simulation=import_object("homing.rehearsal.chart:draw_svg") if served.simulate else None,
+        demo=demo,
+    )
+    return Pages(
+        home,
+        random_source=SystemRandomSource(),
+        watchers=watchers,
+        tools=tools,
+        sign_in=SignIn(tools, served.gatekeeper.caller, public_url=public_url),
+        screens=all_screens(),
+    )
 
 
 def listen_address(settings: Settings) -> ListenAddress:

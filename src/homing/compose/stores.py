@@ -22,22 +22,32 @@ if TYPE_CHECKING:
 _STORES = {
     "sqlite": "homing.stores.sqlite:SqliteStore",
     "postgres": "homing.stores.postgres:PostgresStore",
+    "mongo": "homing.stores.mongo:MongoStore",
 }
+
+_POSTGRES = ("postgresql://", "postgres://")
+_MONGO = ("mongodb://", "mongodb+srv://")
 
 
 def build_store(address: str, clock: Clock | None = None, *, lease_ms: int = 0) -> Backend:
-    """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`.
+    """Builds a store from an address: a path, `sqlite:PATH`, `memory:`, `postgresql://HOST/DATABASE` or
+    `mongodb://HOST/DATABASE`.
 
     `lease_ms` is the length of the workers' leases, or 0 for the default.
     """
     if address == "memory:":
         made = import_object(_STORES["sqlite"])(":memory:", clock=(clock or SystemClock()).now_ms)
-    elif address.startswith(("postgresql://", "postgres://")):
+    elif address.startswith(_POSTGRES):
         check_installed("store", "postgres", "asyncpg")
         made = import_object(_STORES["postgres"])(address, lease_ms=lease_ms or DEFAULT_LEASE_MS)
+    elif address.startswith(_MONGO):
+        check_installed("store", "mongo", "pymongo")
+        made = import_object(_STORES["mongo"])(address)
     elif "://" in address:
         kind = address.partition("://")[0]
-        raise ConfigError("store", f"{kind}:// is not supported; use a file, postgresql:// or memory:")
+        raise ConfigError(
+            "store", f"{kind}:// is not supported; use a file, postgresql://, mongodb:// or memory:"
+        )
     else:
         path = address.removeprefix("sqlite:")
         if not path:
@@ -54,7 +64,9 @@ def build_backup(address: str, target: str) -> Callable[[Callable[[int, int], No
 
     Raises `ConfigError` if the store is not a SQLite file.
     """
-    if address.startswith(("postgresql://", "postgres://")):
+    if address.startswith(_MONGO):
+        raise ConfigError("store", "is MongoDB; back it up with mongodump, or as your provider advises")
+    if address.startswith(_POSTGRES):
         raise ConfigError("store", "is PostgreSQL; back it up with pg_dump, or as your provider advises")
     if "://" in address or address == "memory:":
         raise ConfigError("store", "must be a SQLite file")
@@ -69,7 +81,7 @@ def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
     """Builds the object that copies a SQLite file to a PostgreSQL database, `page` rows at a time."""
     if "://" in source or source == "memory:":
         raise ConfigError("source", "must be the path of a SQLite file")
-    if not target.startswith(("postgresql://", "postgres://")):
+    if not target.startswith(_POSTGRES):
         raise ConfigError("target", "must be postgresql://HOST/DATABASE")
     check_installed("target", "postgres", "asyncpg")
     made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(

@@ -44,7 +44,9 @@ def build_metrics(settings: Settings) -> Metrics:
     """Builds the observer that keeps Prometheus metrics. Raises `ConfigError` if its library is missing."""
     check_installed("metrics", "metrics", "prometheus_client")
     made: Metrics = import_object("homing.telemetry.metrics:Metrics")(
-        tenants=settings.metrics.tenants, queue_names=build_engine_settings(settings).queue_names
+        tenants=settings.metrics.tenants,
+        queue_names=build_engine_settings(settings).queue_names,
+        service=settings.tracing.service_name,
     )
     return made
 
@@ -91,6 +93,9 @@ def _check_tracing(endpoint: str) -> None:
         )
 
 
-def log_to_stderr(format: str, level: str) -> None:
-    """Makes this process log to stderr, with recipients and secrets redacted."""
-    import_object("homing.telemetry.logs:configure")(format, level)
+def log_to_stderr(format: str, level: str, service: str = "") -> None:
+    """Makes this process log to stderr, with recipients and secrets redacted.
+
+    In JSON, each line has the name of the service, if there is one.
+    """
+    import_object("homing.telemetry.logs:configure")(format, level, service=service)

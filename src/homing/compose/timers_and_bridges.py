@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from homing.compose.factories import BRIDGES, TIMERS, build_from_settings
+from homing.compose.factories import BRIDGES, TIMERS, PlugInDependencies, build_from_settings
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.notifications import Priority
 from homing.core.ports.bridges import Bridge
+from homing.core.ports.runtime import Clock
 from homing.core.ports.timers import AssignedTimer, Timer
 from homing.core.send_request import priority_of
 from homing.settings import Settings
@@ -45,13 +46,16 @@ def build_timers(
     return found
 
 
-def build_bridges(settings: Settings, given: Mapping[str, Bridge] | None = None) -> dict[str, Bridge]:
+def build_bridges(
+    settings: Settings, given: Mapping[str, Bridge] | None = None, clock: Clock | None = None
+) -> dict[str, Bridge]:
     """Builds the bridges that the settings name, and adds those given in Python."""
+    shared = PlugInDependencies(settings.http, clock.now_ms if clock is not None else None)
     found: dict[str, Bridge] = {}
     for name, table in settings.bridges.items():
         options = dict(table)
         kind = options.pop("kind", name)
-        found[name] = build_from_settings("bridges", name, kind, BRIDGES, options)
+        found[name] = build_from_settings("bridges", name, kind, BRIDGES, options, shared)
     return {**found, **(given or {})}
 
 

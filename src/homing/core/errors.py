@@ -13,6 +13,9 @@ HomingError
 │   └── DeliveryTimeout
 ├── CallbackRefused       the signature of a provider's callback is invalid
 ├── CallbackUnreadable
+├── SinkError             raised by sinks that did not publish all events
+│   ├── SinkUnavailable   the other system takes no events now
+│   └── EventsRefused     the other system refuses certain events
 ├── LinkRefused           an unsubscribe link that Homing did not create
 ├── ConfigError           an invalid setting, policy or provider
 └── StoreError
@@ -25,6 +28,8 @@ HomingError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
@@ -124,6 +129,50 @@ class CallbackUnreadable(HomingError):
     """The callback could not be read. Nothing was changed; the provider may send it again."""
 
     code = "UNREADABLE_CALLBACK"
+
+
+class SinkError(HomingError):
+    """A sink did not publish all events.
+
+    Sinks raise its subclasses. The message is logged, so it contains neither secrets nor recipients.
+    """
+
+    code = "SINK_ERROR"
+
+    def __init__(self, message: str | None = None, *, published: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.published = frozenset(published)
+        """Ids of the events that were published nevertheless. They are not published again."""
+
+
+class SinkUnavailable(SinkError):
+    """The system to which a sink publishes takes no events now."""
+
+    code = "SINK_UNAVAILABLE"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        published: Iterable[str] = (),
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message, published=published)
+        self.retry_after_ms = retry_after_ms
+        """Time for which the other system asks not to be called, if it does."""
+
+
+class EventsRefused(SinkError):
+    """The system to which a sink publishes refuses certain events."""
+
+    code = "EVENTS_REFUSED"
+
+    def __init__(
+        self, message: str | None = None, *, refused: Iterable[str] = (), published: Iterable[str] = ()
+    ) -> None:
+        super().__init__(message, published=published)
+        self.refused = frozenset(refused)
+        """Ids of the refused events. Events that are neither refused nor published are published again."""
 
 
 class LinkRefused(HomingError):

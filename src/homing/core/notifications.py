@@ -245,8 +245,9 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     attempt_count: int = field(default_factory=int)
     """Number of attempts so far, including `attempts_before`. In JSON even if it is 0."""
     moves: int = 0
-    """Number of attempts that are moves at once to another provider. They do not count toward the maximum,
-    and backoff does not grow with them. A waiting notification's next attempt is included if it is one."""
+    """Number of attempts that do not count toward the maximum: moves at once to another provider, and
+    failures that say nothing about the message. A waiting notification's next attempt is included if it is a
+    move at once."""
     spent: tuple[str, ...] = ()
     """Providers that are not tried again before the next round of failover, or never again."""
     attempt_floor: int = 0
@@ -330,6 +331,11 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
     acknowledged: bool | None = None
     created_from: datetime | None = None
     created_until: datetime | None = None
+    id_prefix: str | None = None
+    """Beginning of the id, in the form in which ids are written."""
+    recipient_id: str | None = None
+    provider_message_id: str | None = None
+    """Id that a provider gave to the message of one of the attempts."""
     metadata: dict[str, str] = field(default_factory=dict)
     """Key → value that the notification's metadata must have on its top level. A number, true or false is
     compared with its text in JSON; an object or array never matches. Not indexed: combine it with other
@@ -341,6 +347,9 @@ class Page(Struct, frozen=True, kw_only=True, rename="camel"):
 
     items: tuple[Notification, ...]
     cursor: str | None = None
+    complete: bool = True
+    """False if the search ended at its limit, so that there may be more on the next page, even if this one is
+    not full or empty."""
 
 
 def lane_of(mode: Mode, channel: Channel) -> str:

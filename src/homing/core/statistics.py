@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -39,6 +40,20 @@ class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     unacknowledged: int
     newest_at: datetime
     example_id: str
+    last_hour: int = 0
+    """Number of those that failed in the last hour."""
+    hour_before: int = 0
+    """Number of those that failed in the hour before."""
+
+
+class ErrorGroups(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The newest dead letters in groups, the largest group first."""
+
+    items: tuple[ErrorGroup, ...]
+    total: int
+    """Number of all dead letters, also of those that were not grouped."""
+    complete: bool
+    """False if only the newest ones were grouped, because there are too many."""
 
 
 class Unacknowledged(Struct, frozen=True, kw_only=True):
@@ -49,10 +64,9 @@ class Unacknowledged(Struct, frozen=True, kw_only=True):
     """Time at which the oldest of them became a dead letter. None if there is none."""
 
 
-class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Counts of one hour for one tenant, channel and provider. A purge does not change them."""
+class DeliveryCounts(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What happened within some time to the notifications of one tenant, channel and provider."""
 
-    hour_at: datetime
     tenant: str
     channel: Channel
     provider: str
@@ -69,6 +83,99 @@ class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
     """Number of opens that the provider reported. A message that is opened twice counts twice."""
     clicked: int = 0
     """Number of clicks on links that the provider reported."""
+
+
+class RollUp(DeliveryCounts, frozen=True, kw_only=True, rename="camel"):
+    """Counts of one hour for one tenant, channel and provider. A purge does not change them."""
+
+    hour_at: datetime
+
+
+LATENESS_BOUNDS_MS = (100, 300, 1_000, 2_000, 5_000, 15_000, 30_000, 60_000, 300_000, 900_000, 3_600_000)
+"""Upper bounds of the lateness buckets, inclusive. A last bucket holds what was later than all of them.
+
+The latency goals of all delivery modes are among them.
+"""
+
+LATENESS_BUCKETS = len(LATENESS_BOUNDS_MS) + 1
+
+
+class MinuteRollUp(DeliveryCounts, frozen=True, kw_only=True, rename="camel"):
+    """Counts of some minutes for one tenant, channel and provider. They are kept for 48 hours.
+
+    A purge does not change them.
+    """
+
+    minute_at: datetime
+    """Start of the minutes that were summed up."""
+    attempt_ms: int = 0
+    """Sum of the durations of all attempts, in milliseconds."""
+    lateness: tuple[int, ...] = (0,) * LATENESS_BUCKETS
+    """Number of notifications that were sent, by how late: see `LATENESS_BOUNDS_MS`.
+
+    The time counts as for `GoalRollUp`: from acceptance, `sendAt`, an operator's retry or a bounce until a
+    provider accepts the message, without waits on purpose.
+    """
+
+
+class WaitingGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Notifications that wait in one lane for one provider and reason, due in the same step of time."""
+
+    lane: str
+    """Delivery mode and channel, such as `standard.sms`."""
+    channel: Channel
+    provider: str
+    reason: Reason | None = None
+    """Why they wait. None for those that wait for their first attempt, or for a plain retry."""
+    due_from: datetime | None = None
+    """Start of the step. None if they are due already, or if the groups are not split by time."""
+    count: int
+    late: int = 0
+    """Number of those that should have been sent already, by the time of acceptance or `sendAt`."""
+    oldest_at: datetime | None = None
+    """Since when the oldest of the late ones should have been sent. None if there is none."""
+
+
+class DryRun(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a bulk command would do."""
+
+    matched: int
+    """Number of notifications that the command would change."""
+    complete: bool
+    """False if there are more, which were not counted because that takes too long."""
+    takes_ms: int | None
+    """How long that takes at the given rate, in milliseconds. None if the rate is not limited."""
+
+
+class WaitingGroups(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What waits, in groups."""
+
+    groups: tuple[WaitingGroup, ...]
+    complete: bool
+    """False if more notifications wait than were counted."""
+
+
+def lateness_bucket(late_ms: int) -> int:
+    """Returns the number of the lateness bucket of a notification that was sent this late."""
+    return bisect_left(LATENESS_BOUNDS_MS, late_ms)
+
+
+def lateness_quantile(buckets: Sequence[int], quantile: float) -> int | None:
+    """Estimates from the lateness buckets how late this share of notifications was at most, in milliseconds.
+
+    Returns None if nothing was sent. Within a bucket, the values count as evenly distributed. The last bucket
+    has no upper bound, so its lower bound is returned.
+    """
+    wanted = quantile * sum(buckets)
+    if not wanted:
+        return None
+    below = 0
+    for bucket, count in enumerate(buckets[:-1]):
+        if count and below + count >= wanted:
+            lower = LATENESS_BOUNDS_MS[bucket - 1] if bucket else 0
+            return lower + round((LATENESS_BOUNDS_MS[bucket] - lower) * (wanted - below) / count)
+        below += count
+    return LATENESS_BOUNDS_MS[-1]
 
 
 class GoalRollUp(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -111,7 +218,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     next_delay_minutes: float
     """Delay after the next attempt if that attempt fails and no other provider is left, before jitter."""
     moves: int
-    """Number of attempts that are moves at once to another provider, which do not count."""
+    """Number of attempts that do not count: moves at once to another provider, and uncounted failures."""
     spent: tuple[str, ...]
     """Providers that are not tried again before the next round of failover, or never again."""
 

@@ -6,11 +6,6 @@ Browsers get HTML. Programs that do not ask for HTML, such as curl, get the same
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache
-from html import escape
-from importlib import resources
-from string import Template
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -18,6 +13,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from homing.core.ports.observers import ReportsReadiness
 from homing.core.ports.runtime import Clock
 from homing.core.times import moment
+from homing.dashboard.rendering import render
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 
@@ -37,6 +33,8 @@ class HomePage:
         self._clock = clock
         self._version = version
         self._public_url = public_url.rstrip("/")
+        self.has_dashboard = False
+        """True if people can sign in at this address."""
 
     async def respond(self, request: Request) -> Response:
         """Returns the page, with the same status as `/readyz`: 200 if the process is ready, otherwise 503."""
@@ -57,8 +55,9 @@ class HomePage:
         headers = {"Vary": "Accept"}
         status = 200 if found.ready else 503
         if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(_filled("home.html", values, escaped=True), status, headers)
-        return PlainTextResponse(_filled("home.txt", values), status, headers)
+            page = render("home.html", **values, dashboard=self.has_dashboard, base="ui/")
+            return HTMLResponse(page, status, headers)
+        return PlainTextResponse(render("home.txt", **values) + "\n", status, headers)
 
     def _url(self, request: Request) -> str:
         """Returns the address of the service, as the caller knows it."""
@@ -66,14 +65,3 @@ class HomePage:
             return self._public_url
         host = request.headers.get("host", "")
         return f"{request.scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else _NO_HOST}"
-
-
-def _filled(name: str, values: Mapping[str, str], *, escaped: bool = False) -> str:
-    if escaped:
-        values = {key: escape(text) for key, text in values.items()}
-    return _template(name).substitute(values)
-
-
-@cache
-def _template(name: str) -> Template:
-    return Template(resources.files("homing.dashboard").joinpath("static", name).read_text(encoding="utf-8"))

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import update_wrapper
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route as StarletteRoute
 
+from homing.core.errors import (
+    CommandRefused,
+    HomingError,
+    NotFound,
+    StoreError,
+    VersionConflict,
+)
 from homing.core.ports.runtime import RandomSource
 from homing.dashboard.home_page import HomePage
+from homing.dashboard.live import FORM_TOKEN_PLACE, LiveFeed
+from homing.dashboard.rendering import render
+from homing.dashboard.sign_in import COOKIE, SignIn
+from homing.dashboard.static_files import MEDIA_TYPES, respond_with_file
+from homing.dashboard.visits import DashboardTools, ScreenRoute, Screens, Visit, read_form
+from homing.engine.access.web_sessions import WebSession
 from homing.http_server.asgi import RequestIds, RequestObserver
 
 log = logging.getLogger("homing.requests")
@@ -30,55 +43,176 @@ _MAX_REQUESTS = 100
 
 _ANSWER_S = 10.0
 
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Content-Security-Policy of every page: only our own style sheets may be loaded."""
+_LIVE = "/ui/live/"
 
-_HEADERS = [
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode("ascii")),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-]
+_EXPORT, _EXPORT_S = "/ui/export", 120.0
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'self'; frame-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content-Security-Policy of every page: only our own files may be loaded, and nothing inline is run."""
+
+_HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": CONTENT_SECURITY_POLICY.encode("ascii"),
+    b"cross-origin-opener-policy": b"same-origin",
+    b"referrer-policy": b"same-origin",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+}
+"""Headers of every response that does not have its own.
+
+The referrer policy is not `no-referrer`, because browsers then send `Origin: null` with our own forms.
+"""
+
+_STATUSES: tuple[tuple[type[HomingError], int], ...] = (
+    (NotFound, 404),
+    (CommandRefused, 409),
+    (VersionConflict, 409),
+    (StoreError, 503),
+    (HomingError, 422),
+)
 
 
 class Pages:
     """Serves all pages. Their requests have their own limit, so that pages do not displace API requests."""
 
     def __init__(
-        self, home: HomePage, *, random_source: RandomSource, watchers: Sequence[RequestObserver] = ()
+        self,
+        home: HomePage,
+        *,
+        random_source: RandomSource,
+        watchers: Sequence[RequestObserver] = (),
+        tools: DashboardTools | None = None,
+        sign_in: SignIn | None = None,
+        screens: Sequence[Screens] = (),
     ) -> None:
         self._home = home
         self._ids = RequestIds(random_source)
         self._watchers = tuple(watchers)
         self._active = 0
-        self._app = Starlette(
-            routes=[
-                Route("/", self.show_home),
-                Route("/ui/pages.css", self.show_style),
+        self._tools = tools
+        self._sign_in = sign_in
+        self.feed = LiveFeed()
+        self._live = {name: part for one in screens for name, part in one.live_parts.items()}
+        routes = [
+            StarletteRoute("/", self.show_home),
+            *(StarletteRoute(f"/ui/{name}", self.show_file) for name in MEDIA_TYPES),
+        ]
+        if sign_in is not None:
+            routes += [
+                StarletteRoute("/ui/", self.show_start),
+                StarletteRoute("/ui/sign-in", self.show_sign_in),
+                StarletteRoute("/ui/sign-in", self.sign_in, methods=["POST"]),
+                StarletteRoute("/ui/sign-out", self.sign_out, methods=["POST"]),
+                StarletteRoute(f"{_LIVE}{{name}}", self.stream),
+                *(self._route(route) for one in screens for route in one.routes),
             ]
-        )
+        self._app = Starlette(routes=routes)
         self._app.router.redirect_slashes = False
 
     async def show_home(self, request: Request) -> Response:
-        """Shows what this service is, whether it is healthy, and where to go next."""
+        """Shows the dashboard to a person who is signed in, and the state of the service to all others."""
+        sign_in = self._sign_in
+        if sign_in is not None and "text/html" in request.headers.get("accept", ""):
+            known = COOKIE in request.cookies and await sign_in.find(request)
+            if known or sign_in.is_open_to(request):
+                return RedirectResponse("ui/now", 303)
         return await self._home.respond(request)
 
-    async def show_style(self, request: Request) -> Response:
-        """Returns the style sheet of all pages."""
-        return Response(_file("pages.css"), media_type="text/css")
+    async def show_file(self, request: Request) -> Response:
+        """Returns the style sheet or a script."""
+        return respond_with_file(request.url.path.removeprefix(PREFIX), request)
+
+    async def show_start(self, request: Request) -> Response:
+        """Leads to the first screen."""
+        return RedirectResponse("now", 303)
+
+    async def show_sign_in(self, request: Request) -> Response:
+        """Shows the form that signs in, or uses a link."""
+        assert self._sign_in is not None
+        return await self._sign_in.show(request)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Signs in with a key or token."""
+        assert self._sign_in is not None
+        return await self._sign_in.submit(request)
+
+    async def sign_out(self, request: Request) -> Response:
+        """Ends the session."""
+        assert self._sign_in is not None
+        return await self._sign_in.leave(request)
+
+    async def stream(self, request: Request) -> Response:
+        """Streams the updates of one part of a screen."""
+        assert self._sign_in is not None
+        assert self._tools is not None
+        sign_in, part = self._sign_in, self._live.get(request.path_params["name"])
+        session = await sign_in.find(request, used=False)
+        if part is None or session is None:
+            return PlainTextResponse("", 404 if part is None else 401)
+        if not any(session.caller.may(scope) for scope in part.scopes):
+            return PlainTextResponse("", 403)
+        query = {name: value for name, value in request.query_params.items() if name != "done"}
+        caller = session.caller
+        key = (part.path, caller.tenant, caller.scopes, request.url.path, tuple(sorted(query.items())))
+        if self.feed.is_full(key):
+            return PlainTextResponse("", 503, {"Retry-After": "10"})
+        visit = _LiveVisit(self._tools, request, session)
+
+        async def is_valid() -> bool:
+            return await sign_in.find(request, used=False) is not None
+
+        events: AsyncIterator[str] = self.feed.watch(
+            key, lambda: part.handler(visit), is_valid, session.form_token
+        )
+        return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    def _route(self, route: ScreenRoute) -> StarletteRoute:
+        async def endpoint(request: Request) -> Response:
+            return await self._visit(route, request)
+
+        update_wrapper(endpoint, route.handler)
+        return StarletteRoute(route.path, endpoint, methods=[route.method])
+
+    async def _visit(self, route: ScreenRoute, request: Request) -> Response:
+        """Checks session, scope and, for an action, the form. Then calls the handler."""
+        assert self._sign_in is not None
+        assert self._tools is not None
+        session = await self._sign_in.find(request)
+        if session is None:
+            if route.method == "POST" or "hx-request" in request.headers:
+                return _problem(request, 401, "Your session has ended", "Sign in again.")
+            return await self._sign_in.ask(request)
+        visit = Visit(self._tools, request, session)
+        try:
+            fields = await read_form(request) if route.method == "POST" else {}
+            if route.method == "POST" and not self._sign_in.is_own_form(request, session, fields):
+                return _problem(
+                    request, 403, "This form is not valid", "Open the page again, and repeat the action."
+                )
+            if not any(session.caller.may(scope) for scope in route.scopes):
+                needed = " or ".join(scope.value for scope in route.scopes)
+                return _problem(request, 403, "Not allowed", f"Your key needs the scope {needed}.")
+            arguments = dict(request.path_params)
+            answer = route.handler(visit, **arguments, **({"form": fields} if route.method == "POST" else {}))
+            found: Response = await answer
+            return found
+        except HomingError as error:
+            return _failure(request, error)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         page = _PageRequest(self._ids.choose(_header(scope, b"x-request-id")), scope, send)
         observed = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
         began_s = asyncio.get_running_loop().time()
-        self._active += 1
+        streams = scope["path"].startswith(_LIVE)  # they last for hours, and have a limit of their own
+        self._active += not streams
         try:
-            await self._respond(page, receive)
+            exports = scope["path"] == _EXPORT
+            await self._respond(page, receive, None if streams else _EXPORT_S if exports else _ANSWER_S)
         finally:
-            self._active -= 1
+            self._active -= not streams
         took_s = asyncio.get_running_loop().time() - began_s
         for observer, began in observed:
             observer.ended(began, page.operation, scope["method"], page.status, took_s)
@@ -92,12 +226,12 @@ class Pages:
             extra={"request_id": page.id},
         )
 
-    async def _respond(self, page: _PageRequest, receive: Any) -> None:
+    async def _respond(self, page: _PageRequest, receive: Any, within_s: float | None) -> None:
         if self._active > _MAX_REQUESTS:
             await page.fail(receive, 503, "Too many pages are being shown. Try again in a second.")
             return
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(within_s):
                 await self._app(page.scope, receive, page.send)
         except TimeoutError:
             await page.fail(receive, 503, "The page took too long. Try again.")
@@ -110,6 +244,17 @@ class Pages:
                 extra={"request_id": page.id},
             )
             await page.fail(receive, 500, "An unexpected error occurred. The log has the details.")
+
+
+class _LiveVisit(Visit):
+    """The visit of a stream. Its addresses are those of the page that shows the part."""
+
+    def __init__(self, tools: DashboardTools, request: Request, session: WebSession) -> None:
+        super().__init__(tools, request, replace(session, form_token=FORM_TOKEN_PLACE))
+
+    @property
+    def depth(self) -> int:
+        return self.query.get("at", "")[:100].count("/")
 
 
 class _PageRequest:
@@ -129,7 +274,9 @@ class _PageRequest:
     async def send(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            own = [*_HEADERS, (b"x-request-id", self.id.encode("ascii"))]
+            given = {name for name, _ in message["headers"]}
+            own = [(name, value) for name, value in _HEADERS.items() if name not in given]
+            own.append((b"x-request-id", self.id.encode("ascii")))
             message = {**message, "headers": [*message["headers"], *own]}
         await self._send(message)
 
@@ -140,10 +287,17 @@ class _PageRequest:
             await PlainTextResponse(f"{text}\n", status, headers)(self.scope, receive, self.send)
 
 
+def _failure(request: Request, error: HomingError) -> Response:
+    status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+    titles = {404: "Not found", 409: "Not possible", 503: "The store does not answer"}
+    text = str(error) if status != 503 else "Try again in a moment. The log of the service has the details."
+    return _problem(request, status, titles.get(status, "Not valid"), text)
+
+
+def _problem(request: Request, status: int, title: str, text: str) -> Response:
+    base = "../" * (request.url.path.count("/") - 2)
+    return HTMLResponse(render("problem.html", title=title, text=text, base=base), status)
+
+
 def _header(scope: Mapping[str, Any], name: bytes) -> str | None:
     return next((value.decode("latin-1") for own, value in scope["headers"] if own == name), None)
-
-
-@cache
-def _file(name: str) -> bytes:
-    return resources.files("homing.dashboard").joinpath("static", name).read_bytes()

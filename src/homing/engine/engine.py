@@ -22,6 +22,7 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Callback, LookUpPolicy
 from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import DEFAULT_TENANT, Mode, Notification, Status
+from homing.core.overview import OpenAlert
 from homing.core.plain_values import is_storable
 from homing.core.ports.bridges import Bridge
 from homing.core.ports.observers import Observer
@@ -50,6 +51,7 @@ from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
 from homing.engine.access.audit import AuditTrail
 from homing.engine.access.tenants import Tenants
+from homing.engine.access.web_sessions import WebSessions
 from homing.engine.delivery.breakers import Breakers, max_trial_ms
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.deliverer import Deliverer
@@ -85,7 +87,7 @@ from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, ProcessSettings,
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
-from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.alerts import Alerts, list_open_alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.outbox_relay import OutboxRelay
@@ -124,6 +126,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
     spool: Path | None = None
+    trace_share: float = 0.0
+    """Share of notifications that are traced, for the trace context of their events. 0 if tracing is off."""
     store_timeout_ms: int = STORE_TIMEOUT_MS
     """Maximum time that a request, or a chunk of many requests, waits for the store."""
 
@@ -181,6 +185,7 @@ class Engine(TenantApi):
             alerts=alerts,
             worker=settings.name,
             observer=observer,
+            wake_worker=lambda: self._timers.wake(),
         )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._outlets = Outlets(parts.roster, parts.clock)
@@ -305,6 +310,9 @@ class Engine(TenantApi):
             tenant=settings.tenant,
         )
         """Sources of requests, such as message brokers. They run only if they are started."""
+        self._relay = OutboxRelay(
+            parts.backend, parts.sinks, parts.clock, settings.name, trace_share=settings.trace_share
+        )
         self._status = EngineStatus(
             backend=parts.backend,
             roster=parts.roster,
@@ -314,6 +322,7 @@ class Engine(TenantApi):
             poll_ms=settings.worker.poll_ms,
             timers=self._timers,
             bridges=self.bridges,
+            relay=self._relay,
             unattended_after_ms=settings.upkeep.thresholds.unattended_ms,
         )
         self.stored_settings = StoredSettings(parts.backend, settings.process)
@@ -323,6 +332,9 @@ class Engine(TenantApi):
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = ApiKeyManager(parts.backend, self.tenants, parts.clock, parts.random_source)
         self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
+        self.web_sessions = WebSessions(
+            parts.backend, self.keys, self.tenants, parts.clock, parts.random_source
+        )
         self.jobs = Jobs(
             backend=parts.backend,
             clock=parts.clock,
@@ -346,7 +358,6 @@ class Engine(TenantApi):
 
         Set it before a worker is started or `process` is called.
         """
-        self._relay = OutboxRelay(parts.backend, parts.sinks, parts.clock, settings.name)
         lost_commits.on_change(self._relay.register_again)
         self._heartbeats = Heartbeats(
             parts.backend, parts.clock, self._heartbeat, run_name=settings.process_name or settings.name
@@ -563,6 +574,7 @@ class Engine(TenantApi):
     force_breaker = delegate(_provider_operations, ProviderOperations.force_breaker)
     snapshot = delegate(_status, EngineStatus.snapshot)
     queue_depths = delegate(_status, EngineStatus.queue_depths)
+    sink_backlogs = delegate(_status, EngineStatus.sink_backlogs)
     readiness = delegate(_status, EngineStatus.readiness)
     unattended_ms = delegate(_status, EngineStatus.unattended_ms)
 
@@ -595,6 +607,10 @@ class Engine(TenantApi):
     async def workers(self) -> tuple[WorkerStatus, ...]:
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
+
+    async def open_alerts(self) -> tuple[OpenAlert, ...]:
+        """Returns the alerts whose cause still exists, the newest first. They are about all tenants."""
+        return await list_open_alerts(self._backend)
 
     async def suspected_clock_step(self) -> ClockStep | None:
         """Returns the step of the store's clock that processes do not believe yet, or None."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from homing.core.errors import HomingError
 from homing.core.notifications import Status
-from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
+from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness, SinkBacklogs
 from homing.core.ports.stores import Backend
 from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
@@ -17,6 +17,7 @@ from homing.engine.delivery.worker import Worker
 from homing.engine.intake.bridges import Bridges
 from homing.engine.operations.workers import find_unattended_ms
 from homing.engine.provider_roster import ProviderRoster
+from homing.engine.upkeep.outbox_relay import OutboxRelay
 
 _HUNG_MS = 60_000
 """A worker counts as hung if its last claim is more than this time and three poll intervals ago."""
@@ -40,6 +41,7 @@ class EngineStatus:
         poll_ms: int,
         timers: Timers,
         bridges: Bridges,
+        relay: OutboxRelay,
         unattended_after_ms: int,
     ) -> None:
         self._backend = backend
@@ -50,6 +52,7 @@ class EngineStatus:
         self._poll_ms = poll_ms
         self._timers = timers
         self._bridges = bridges
+        self._relay = relay
         self._unattended_after_ms = unattended_after_ms
 
     def snapshot(self) -> ProcessSnapshot:
@@ -65,6 +68,7 @@ class EngineStatus:
             breakers={listed.id: self._breakers.phase(listed.id) for listed in self._roster},
             timers=self._timers.states(),
             bridges=self._bridges.states(),
+            sinks=self._relay.states(),
         )
 
     async def queue_depths(self) -> QueueDepths:
@@ -76,6 +80,10 @@ class EngineStatus:
             statuses={status: count_statuses(tallies, status) for status in Status},
             oldest_retry_ms=None if oldest is None else max(0, now - int(oldest.timestamp() * 1000)),
         )
+
+    async def sink_backlogs(self) -> SinkBacklogs:
+        """Returns the registered sinks of all processes, with the events that wait for each."""
+        return SinkBacklogs(now_ms=await self._backend.now_ms(), sinks=await self._backend.sinks())
 
     async def unattended_ms(self) -> int:
         """Returns for how many milliseconds some notification has been due while no worker is live.

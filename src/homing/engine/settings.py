@@ -80,5 +80,9 @@ class AlertThresholds(Struct, frozen=True, kw_only=True):
     mode, in the current clock hour and the one before."""
     within_goal_of: Count = 20
     """Minimum number of notifications sent in the mode in those hours for a latency goal alert."""
+    sink_backlog: Count = 10_000
+    """Number of events that wait for a sink."""
+    sink_lag_ms: DurationMs = 15 * 60_000
+    """Age of the oldest event that waits for a sink."""
     unattended_ms: DurationMs = 60_000
     """Time for which work may be due while no worker is live."""

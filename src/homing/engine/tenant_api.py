@@ -18,14 +18,18 @@ from homing.core.notifications import Mode
 from homing.core.ports.observers import Observer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
+from homing.core.routing.provider_views import ProviderView
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
 from homing.engine.intake.accept import SendOperations, SendResult
 from homing.engine.intake.requests import Intake, PreparedRequest
 from homing.engine.intake.spool import Spool
 from homing.engine.operations.commands import Commands
+from homing.engine.operations.overview import OverviewOperations
 from homing.engine.operations.policies import Policies
+from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.recipients import Recipients
+from homing.engine.operations.searches import SearchOperations
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.operations.templates import Templates
 from homing.engine.provider_roster import ProviderRoster
@@ -96,6 +100,14 @@ def _queue(api: TenantApi) -> QueueOperations:
     return api._queue
 
 
+def _overview(api: TenantApi) -> OverviewOperations:
+    return api._overview
+
+
+def _searches(api: TenantApi) -> SearchOperations:
+    return api._searches
+
+
 def _commands(api: TenantApi) -> Commands:
     return api._commands
 
@@ -103,7 +115,8 @@ def _commands(api: TenantApi) -> Commands:
 class TenantApi:
     """The operations of one tenant. No call reads or changes data of another tenant, except `purge`.
 
-    The operations are implemented by `SendOperations`, `QueueOperations` and `Commands`.
+    The operations are implemented by `SendOperations`, `QueueOperations`, `SearchOperations`,
+    `OverviewOperations` and `Commands`.
     """
 
     def __init__(self, tools: EngineServices, tenant: str) -> None:
@@ -145,12 +158,30 @@ class TenantApi:
             upkeep=tools.upkeep,
             timers=tools.timers,
         )
+        self._searches = SearchOperations(tenant, backend=tools.backend)
+        self._overview = OverviewOperations(
+            tenant,
+            backend=tools.backend,
+            roster=tools.roster,
+            breakers=tools.breakers,
+            list_providers=lambda: self._list_providers(),
+        )
         self.recipients = Recipients(tools.backend, tenant, tools.locales)
         """Recipients, devices, preferences and suppressions that are kept in the store."""
         self.templates = Templates(tools.backend, tenant, tools.press)
         """The tenant's own templates, together with those of the shared folder."""
         self.policies = tools.policies
         """Retry rules in force, and the operations that change them at runtime."""
+
+    async def _list_providers(self) -> tuple[ProviderView, ...]:
+        tools = self._tools
+        return await ProviderOperations(
+            self.tenant,
+            roster=tools.roster,
+            breakers=tools.breakers,
+            clock=tools.clock,
+            random_source=tools.random_source,
+        ).providers()
 
     def of(self, tenant: str) -> TenantApi:
         """Returns the operations of another tenant, with the same store and providers."""
@@ -181,7 +212,13 @@ class TenantApi:
     health = delegate(_queue, QueueOperations.health)
     health_metrics = delegate(_queue, QueueOperations.health_metrics)
     error_groups = delegate(_queue, QueueOperations.error_groups)
+    dead_letter_groups = delegate(_queue, QueueOperations.dead_letter_groups)
     roll_ups = delegate(_queue, QueueOperations.roll_ups)
+    overview = delegate(_overview, OverviewOperations.overview)
+    waiting_histogram = delegate(_overview, OverviewOperations.waiting_histogram)
+    provider_overview = delegate(_overview, OverviewOperations.provider_overview)
+    find = delegate(_searches, SearchOperations.find)
+    find_all = delegate(_searches, SearchOperations.find_all)
 
     # Commands ------------------------------------------------------------------------------------
 
@@ -193,4 +230,5 @@ class TenantApi:
     move_to_dead_letter = delegate(_commands, Commands.move_to_dead_letter)
     resolve = delegate(_commands, Commands.resolve)
     bulk = delegate(_commands, Commands.bulk)
+    dry_run = delegate(_commands, Commands.dry_run)
     purge = delegate(_commands, Commands.purge)

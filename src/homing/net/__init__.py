@@ -1,4 +1,5 @@
-"""Outgoing HTTP: the transport that all providers share, and the guard against requests to private addresses.
+"""Outgoing HTTP: the transport of providers and sinks, and the guard against requests to private addresses.
 
+Also what every connection to another system needs: credentials, and the signatures of Standard Webhooks.
 This package imports only the core.
 """

@@ -6,7 +6,7 @@ The order is defaults, homing.toml, HOMING_* environment variables, flags.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,24 @@ def load_settings(
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     database_url: str = "",
+    without_file: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Settings:
     """Returns the merged settings. If `path` or HOMING_CONFIG names a file, it must exist.
 
     Otherwise `homing.toml` in the current folder is read if it exists. Without a file, the store is at
     `database_url`, unless that is empty or not a URL of PostgreSQL, or the environment or flags name another.
+    `without_file` returns further settings that apply only without a file; it is not called if there is one.
     """
     raw = _default_tables()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
     if path or file.exists():
         raw = _merge(raw, _read(file), str(file.name))
-    elif database_url.startswith(("postgresql://", "postgres://")):
-        raw["store"] = database_url
+    else:
+        if database_url.startswith(("postgresql://", "postgres://")):
+            raw["store"] = database_url
+        if without_file is not None:
+            raw = _merge(raw, without_file(), "the environment")
     raw = _merge(raw, _from_env(env or {}), "the environment")
     raw = _merge(raw, {k: v for k, v in (flags or {}).items() if v is not None}, "the arguments")
     return _settings(raw)

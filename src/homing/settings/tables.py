@@ -22,6 +22,7 @@ from homing.core.retry.presets import PRIORITY
 from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
 from homing.core.send_request import SendLimits
+from homing.dashboard.settings import DashboardSettings
 from homing.engine.settings import (
     STORE_TIMEOUT_MS,
     AlertThresholds,
@@ -129,6 +130,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     templates: TemplateSettings = TemplateSettings()
     unsubscribe: UnsubscribeSettings = UnsubscribeSettings()
     service: ServiceTable = ServiceTable()
+    dashboard: DashboardSettings = DashboardSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()

@@ -1,1 +1,1 @@
-"""Sinks: where the relay publishes events. This package imports only the core."""
+"""Sinks: where the relay publishes events. This package imports the core, `net` and `brokers`."""

@@ -28,13 +28,16 @@ _RECORD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message",
 _MAX_DEPTH = 6
 
 
-def configure(format: str, level: str, stream: TextIO | None = None) -> None:
-    """Sends the log lines of the whole process, including those of other libraries, to `stream` or stderr."""
+def configure(format: str, level: str, stream: TextIO | None = None, *, service: str = "") -> None:
+    """Sends the log lines of the whole process, including those of other libraries, to `stream` or stderr.
+
+    In JSON, each line has the field `service`, if a name is given.
+    """
     output = stream or sys.stderr
     if format == "json" and isinstance(output, io.TextIOWrapper):
         output.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8 whatever the locale
     handler = _LogHandler(output)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(_TEXT))
+    handler.setFormatter(JsonFormatter(service) if format == "json" else TextFormatter(_TEXT))
     root = logging.getLogger()
     for before in root.handlers[:]:
         root.removeHandler(before)
@@ -84,8 +87,13 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Writes one JSON object per line.
 
-    Each object has event, the fields of `extra`, level, logger, timestamp, and exception if there is one.
+    Each object has event, the fields of `extra`, level, logger, timestamp, and exception if there is one. It
+    has the field service, if the service has a name.
     """
+
+    def __init__(self, service: str = "") -> None:
+        super().__init__()
+        self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {"event": record.getMessage()}
@@ -96,6 +104,8 @@ class JsonFormatter(logging.Formatter):
         # Set last, so that `extra` cannot replace them. Not redacted: a date looks like a phone number.
         line["level"] = record.levelname.lower()
         line["logger"] = record.name
+        if self._service:
+            line["service"] = self._service
         line["timestamp"] = f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:

@@ -30,7 +30,10 @@ _LONG: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
 
 
 RETRIES_SCHEDULED = Metric(
-    "retries_scheduled_total", "counter", ("queue",), "Failed attempts that will be retried"
+    "retries_scheduled_total",
+    "counter",
+    ("queue",),
+    "Failed attempts that will be retried, and tasks that a bridge has taken over",
 )
 
 RETRIES_EXECUTED = Metric(
@@ -41,7 +44,10 @@ RETRIES_EXECUTED = Metric(
 )
 
 RETRIES_EXHAUSTED = Metric(
-    "retries_exhausted_total", "counter", ("queue",), "Dead letters whose retries were exhausted"
+    "retries_exhausted_total",
+    "counter",
+    ("queue",),
+    "Dead letters whose retries were exhausted, and all dead letters among the tasks of a bridge",
 )
 
 RETRY_QUEUE_DEPTH = Metric("retry_queue_depth", "gauge", (), "Notifications that are waiting for a retry")
@@ -194,11 +200,90 @@ OLDEST_RETRY = Metric(
     "Time since the first failure of the oldest waiting retry; 0 if none",
 )
 
+SINK_WAITING = Metric(
+    "homing_sink_waiting", "gauge", ("sink",), "Events that wait to be published, in the whole store"
+)
+
+SINK_PARKED = Metric(
+    "homing_sink_parked",
+    "gauge",
+    ("sink",),
+    "Events that were set aside, because the sink refused them again and again",
+)
+
+SINK_LAG = Metric(
+    "homing_sink_lag_seconds",
+    "gauge",
+    ("sink",),
+    "Age of the oldest event that waits to be published; 0 if none",
+)
+
+SINK_PUBLISHED = Metric(
+    "homing_sink_published_total", "counter", ("sink",), "Events that this process has published"
+)
+
+SINK_FAILURES = Metric(
+    "homing_sink_failures_total",
+    "counter",
+    ("sink",),
+    "Rounds in which a sink of this process did not take all events, or could not be opened",
+)
+
+TIMER_CONNECTED = Metric(
+    "homing_timer_connected", "gauge", ("timer",), "1 if the last call of the timer in this process succeeded"
+)
+
+TIMER_SCHEDULED = Metric(
+    "homing_timer_scheduled_total",
+    "counter",
+    ("timer",),
+    "Due times that the timer has taken from this process",
+)
+
+TIMER_DISCARDED = Metric(
+    "homing_timer_discarded_total",
+    "counter",
+    ("timer",),
+    "Due times that the timer did not get, because it failed or was too slow; workers find them by polling",
+)
+
+TIMER_FAILURES = Metric(
+    "homing_timer_failures_total", "counter", ("timer",), "Failed calls of the timer in this process"
+)
+
+BRIDGE_UP = Metric("homing_bridge_up", "gauge", ("bridge",), "1 while the bridge of this process consumes")
+
+BRIDGE_MESSAGES = Metric(
+    "homing_bridge_messages_total",
+    "counter",
+    ("bridge", "result"),
+    "Messages that the bridge of this process has handled: accepted, duplicate or rejected",
+)
+
+BRIDGE_FAILURES = Metric(
+    "homing_bridge_failures_total",
+    "counter",
+    ("bridge",),
+    "Times that the bridge of this process failed and was opened again",
+)
+
 STORE_UP = Metric("homing_store_up", "gauge", (), "1 if the store answered the last query for counts")
 
 WORKING = Metric("homing_worker_up", "gauge", (), "1 while the worker of this process runs")
 
-BUILD = Metric("homing_build_info", "gauge", ("version",), "Always 1; the label has the version of Homing")
+BUILD = Metric(
+    "homing_build_info",
+    "gauge",
+    ("version", "service"),
+    "Always 1; the labels have the version of Homing and the name of the service",
+)
+
+
+COLLECTED: Final = (
+    *(SINK_PUBLISHED, SINK_FAILURES, TIMER_SCHEDULED, TIMER_DISCARDED, TIMER_FAILURES),
+    *(BRIDGE_MESSAGES, BRIDGE_FAILURES),
+)
+"""Counters that the engine keeps itself. They are read from it, like the gauges."""
 
 
 CATALOGUE: Final = (
@@ -207,6 +292,9 @@ CATALOGUE: Final = (
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS, LATENCY_GOALS),
     *(RECEIPTS, UNREADABLE_EVENTS, BREAKER, BREAKER_CHANGES, PURGED, STORE_ERRORS),
     *(REQUESTS, REQUEST_SECONDS),
+    *(SINK_WAITING, SINK_PARKED, SINK_LAG, SINK_PUBLISHED, SINK_FAILURES),
+    *(TIMER_CONNECTED, TIMER_SCHEDULED, TIMER_DISCARDED, TIMER_FAILURES),
+    *(BRIDGE_UP, BRIDGE_MESSAGES, BRIDGE_FAILURES),
     *(IN_FLIGHT, ABANDONED_CALLS, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
 )
 

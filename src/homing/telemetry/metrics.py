@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import prometheus_client as prometheus
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as CollectedFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from homing.core.errors import StoreError
-from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
+from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, NewNotification, Submission
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.provider_moves import (
     ProviderMove,
@@ -23,8 +23,8 @@ from homing.core.lifecycle.provider_moves import (
 )
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.states import SUCCESSFUL
-from homing.core.notifications import Mode, OutcomeKind, Reason, Status
-from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
+from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SettledClaim, SinkBacklogs
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.version import __version__
@@ -36,6 +36,8 @@ CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
 _DEFAULTS = MetricsSettings()
 
+
+_T = TypeVar("_T")
 
 Labels = tuple[str, ...]
 
@@ -85,11 +87,14 @@ class Metrics:
         *,
         tenants: int = _DEFAULTS.tenants,
         queue_names: Mapping[Mode, str] | None = None,
+        service: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
         self.registry = registry or CollectorRegistry()
         self._providers = FixedLabels()
         self._tenants = FirstSeenLabels(tenants)
+        self._service = service
+        self._broker_queues = FirstSeenLabels(_MAX_BROKER_QUEUES)
         self._gauges: EngineGauges | None = None
         names = queue_names or {mode: info.queue_name for mode, info in MODE_INFO.items()}
         self._queues = {mode: names.get(mode) or mode.value for mode in Mode}
@@ -128,7 +133,7 @@ class Metrics:
         """Adds an engine's gauges and provider names. Must be called before anything is counted."""
         assert self._gauges is None, "one engine per registry"
         self._providers = FixedLabels(engine.snapshot().breakers)
-        self._gauges = EngineGauges(engine, self._providers)
+        self._gauges = EngineGauges(engine, self._providers, self._service)
         self.registry.register(self._gauges)
 
     async def page(self) -> bytes:
@@ -155,7 +160,7 @@ class Metrics:
                 duplicate = id in answer.duplicates
                 (duplicates if duplicate else accepted)[notification.lane, tenant] += 1
                 if notification.attempts_before and not duplicate:  # it waits for a retry from the start
-                    self._scheduled[(self._queues[notification.mode],)].inc()
+                    self._scheduled[(self._queue(notification),)].inc()
         self._accepted.add(accepted)
         self._duplicates.add(duplicates)
 
@@ -173,11 +178,13 @@ class Metrics:
             attempt = settlement.attempt
             if attempt is None:
                 self._moved(move_before_attempt(claim, settlement))
+                if _is_exhausted(settlement, claim):
+                    self._exhausted[(self._queue(claim),)].inc()
                 continue
-            provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
+            provider = self._providers[attempt.provider]
             attempts[claim.lane, provider, attempt.outcome.value] += 1
             if attempt.number > 1 or settlement.status not in SUCCESSFUL:
-                self._retried(settlement, attempt, queue)
+                self._retried(settlement, attempt, claim)
                 self._moved(move_after_attempt(settlement, attempt))
             if claim.moved_from:
                 self._moved(move_before_attempt(claim, settlement))
@@ -236,14 +243,23 @@ class Metrics:
 
     # Helpers -------------------------------------------------------------------------------------
 
-    def _retried(self, settlement: Settlement, attempt: AttemptRecord, queue: str) -> None:
-        """Counts a retry that was executed, and whether another one is scheduled or retries are exhausted."""
+    def _retried(self, settlement: Settlement, attempt: AttemptRecord, claim: Claim) -> None:
+        """Counts a retry that was executed, and whether another one is scheduled or retries are exhausted.
+
+        A task of a bridge is scheduled once, when it is taken over, however often it must be published.
+        """
+        queue = self._queue(claim)
         if attempt.number > 1:
             self._executed[queue, "success" if attempt.outcome is OutcomeKind.ACCEPTED else "failed"].inc()
         if settlement.status is Status.RETRYING:
-            self._scheduled[(queue,)].inc()
-        elif settlement.reason is Reason.RETRIES_EXHAUSTED:
+            if not _is_bridge_task(claim):
+                self._scheduled[(queue,)].inc()
+        elif _is_exhausted(settlement, claim):
             self._exhausted[(queue,)].inc()
+
+    def _queue(self, one: Claim | NewNotification) -> str:
+        """Returns the queue label: the broker's queue of a bridge's task, otherwise that of the mode."""
+        return self._broker_queues[one.address] if _is_bridge_task(one) else self._queues[one.mode]
 
     def _moved(self, move: ProviderMove | None) -> None:
         if move is not None:
@@ -263,9 +279,28 @@ class Metrics:
         return CachedFamily(made)
 
 
+_MAX_BROKER_QUEUES = 100
+
+
+def _is_bridge_task(one: Claim | NewNotification) -> bool:
+    """Returns True for a message of a broker, which its sender had tried before Homing got it."""
+    return one.channel is Channel.QUEUE and one.attempts_before > 0
+
+
+def _is_exhausted(settlement: Settlement, claim: Claim) -> bool:
+    """Returns True if retries are exhausted. A task of a bridge then goes to manual review, whatever the
+    reason is."""
+    if settlement.status is not Status.FAILED:
+        return False
+    return settlement.reason is Reason.RETRIES_EXHAUSTED or _is_bridge_task(claim)
+
+
 _REFRESH_EVERY_S = 5.0
 
 _STORE_TIMEOUT_S = 2.0
+
+_MAX_SINKS = 100
+"""Number of sinks with time series of their own."""
 
 
 class ReportsGauges(Protocol):
@@ -273,15 +308,18 @@ class ReportsGauges(Protocol):
 
     def snapshot(self) -> ProcessSnapshot: ...
     async def queue_depths(self) -> QueueDepths: ...
+    async def sink_backlogs(self) -> SinkBacklogs: ...
 
 
 class EngineGauges(Collector):
     """A Prometheus collector for a running engine. `refresh` queries the store at most every five seconds."""
 
-    def __init__(self, watched: ReportsGauges, providers: FixedLabels) -> None:
+    def __init__(self, watched: ReportsGauges, providers: FixedLabels, service: str = "") -> None:
         self._engine = watched
+        self._service = service
         self._providers = providers
         self._depths: QueueDepths | None = None
+        self._backlogs: SinkBacklogs | None = None
         self._asked_at: float | None = None
         self._refresh_lock = asyncio.Lock()
 
@@ -291,23 +329,25 @@ class EngineGauges(Collector):
             now = asyncio.get_running_loop().time()
             if self._asked_at is not None and now - self._asked_at < _REFRESH_EVERY_S:
                 return
-            try:
-                async with asyncio.timeout(_STORE_TIMEOUT_S):
-                    self._depths = await self._engine.queue_depths()
-            except Exception:  # whatever the error is, the old counts may be wrong by now
-                self._depths = None
+            self._depths = await _ask(self._engine.queue_depths)
+            # Counting a large backlog takes longer, and must not hide the other counts.
+            self._backlogs = None if self._depths is None else await _ask(self._engine.sink_backlogs)
             self._asked_at = now
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[CollectedFamily]:
         """Returns the names only, because registering must not read any values."""
-        return [_gauge(metric) for metric in metric_catalog.CATALOGUE if metric.kind == "gauge"]
+        gauges = [_gauge(metric) for metric in metric_catalog.CATALOGUE if metric.kind == "gauge"]
+        return [*gauges, *(_counter(metric) for metric in metric_catalog.COLLECTED)]
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        yield from self._process_gauges(self._engine.snapshot())
+    def collect(self) -> Iterable[CollectedFamily]:
+        snapshot = self._engine.snapshot()
+        yield from self._process_gauges(snapshot)
+        yield from _plug_in_families(snapshot)
         yield from self._store_gauges(self._depths)
+        yield from _sink_gauges(self._backlogs)
 
     def _process_gauges(self, snapshot: ProcessSnapshot) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(metric_catalog.BUILD, ((__version__,), 1))
+        yield _gauge(metric_catalog.BUILD, ((__version__, self._service), 1))
         yield _gauge(metric_catalog.WORKING, ((), snapshot.working))
         yield _gauge(metric_catalog.SETTLE_BACKLOG, ((), snapshot.settle_backlog))
         in_flight: dict[tuple[str, ...], float] = {}
@@ -334,6 +374,59 @@ class EngineGauges(Collector):
         yield _gauge(metric_catalog.OLDEST_RETRY, ((), (depths.oldest_retry_ms or 0) / 1000))
         statuses = [((status.value,), number) for status, number in depths.statuses.items()]
         yield _gauge(metric_catalog.NOTIFICATIONS, *statuses)
+
+
+def _plug_in_families(snapshot: ProcessSnapshot) -> Iterable[CollectedFamily]:
+    """Yields what this process knows about its sinks, timers and bridges."""
+    sinks, timers, bridges = snapshot.sinks.items(), snapshot.timers.items(), snapshot.bridges.items()
+    yield _counter(metric_catalog.SINK_PUBLISHED, *(((name,), one.published) for name, one in sinks))
+    yield _counter(metric_catalog.SINK_FAILURES, *(((name,), one.failures) for name, one in sinks))
+    yield _gauge(metric_catalog.TIMER_CONNECTED, *(((name,), one.connected) for name, one in timers))
+    yield _counter(metric_catalog.TIMER_SCHEDULED, *(((name,), one.scheduled) for name, one in timers))
+    yield _counter(metric_catalog.TIMER_DISCARDED, *(((name,), one.discarded) for name, one in timers))
+    yield _counter(metric_catalog.TIMER_FAILURES, *(((name,), one.failures) for name, one in timers))
+    yield _gauge(metric_catalog.BRIDGE_UP, *(((name,), one.status == "ok") for name, one in bridges))
+    messages = [
+        ((name, result), number)
+        for name, one in bridges
+        for result, number in (
+            ("accepted", one.accepted),
+            ("duplicate", one.duplicates),
+            ("rejected", one.rejected),
+        )
+    ]
+    yield _counter(metric_catalog.BRIDGE_MESSAGES, *messages)
+    yield _counter(metric_catalog.BRIDGE_FAILURES, *(((name,), one.failures) for name, one in bridges))
+
+
+def _sink_gauges(backlogs: SinkBacklogs | None) -> Iterable[CollectedFamily]:
+    """Yields the backlog of every registered sink, also of those that this process does not have."""
+    if backlogs is None:
+        return
+    sinks = backlogs.sinks[:_MAX_SINKS]
+    yield _gauge(metric_catalog.SINK_WAITING, *(((one.name,), one.waiting) for one in sinks))
+    yield _gauge(metric_catalog.SINK_PARKED, *(((one.name,), one.parked) for one in sinks))
+    lags = [
+        ((one.name,), 0.0 if one.oldest_at is None else max(0, backlogs.now_ms - one.oldest_at) / 1000)
+        for one in sinks
+    ]
+    yield _gauge(metric_catalog.SINK_LAG, *lags)
+
+
+async def _ask(read: Callable[[], Awaitable[_T]]) -> _T | None:
+    """Reads counts of the store. Returns None if it fails, because old counts may be wrong by now."""
+    try:
+        async with asyncio.timeout(_STORE_TIMEOUT_S):
+            return await read()
+    except Exception:
+        return None
+
+
+def _counter(metric: Metric, *values: tuple[tuple[str, ...], float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
 def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetricFamily:

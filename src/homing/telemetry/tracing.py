@@ -1,14 +1,12 @@
 """OpenTelemetry traces: an observer that creates spans for each notification, from acceptance to receipt.
 
-A notification's id determines its trace: the 128 bits of the UUID are the trace id, and its last 64 bits are
-the id of the first span. Every process that accepts, claims or settles the notification, or gets a receipt
-for it, therefore adds to the same trace, without storing or passing on anything. The trace of the caller's
-request is linked to it.
+A notification's id determines its trace (`homing.core.lifecycle.trace_ids`). Every process that accepts,
+claims or settles the notification, or gets a receipt for it, adds to the same trace. The trace of the
+caller's request is linked to it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import Token
 from typing import Any
@@ -35,6 +33,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, NewNotification, Submission
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.trace_ids import first_span_id, is_traced, trace_id
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.observers import SettledClaim
 from homing.core.ports.runtime import Clock
@@ -44,8 +43,6 @@ from homing.telemetry.settings import TracingSettings
 _DEFAULTS = TracingSettings()
 
 _NS = 1_000_000
-
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
@@ -76,7 +73,7 @@ class Tracing:
         share: float = _DEFAULTS.share,
     ) -> None:
         self._clock = clock
-        self._sampled_below = int(share * 2**32)
+        self._share = share
         self._ids = _IdGenerator()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service_name}),
@@ -226,7 +223,7 @@ class Tracing:
     ) -> None:
         """Creates a span below the notification's first span, which another process may have created."""
         first = SpanContext(
-            _trace_id(id), _span_id(id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+            trace_id(id), first_span_id(id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
         )
         parent = trace.set_span_in_context(NonRecordingSpan(first), context.Context())
         span = self._tracer.start_span(name, parent, kind, attributes, start_time=from_ms * _NS)
@@ -235,8 +232,7 @@ class Tracing:
         span.end(max(from_ms, until_ms) * _NS)
 
     def _is_traced(self, id: str) -> bool:
-        """Returns True if this notification is traced. Ids that are not UUIDs can come from callbacks."""
-        return _UUID.fullmatch(id) is not None and int(id[28:], 16) < self._sampled_below
+        return is_traced(id, self._share)
 
 
 class _IdGenerator(RandomIdGenerator):
@@ -259,10 +255,10 @@ class _IdGenerator(RandomIdGenerator):
         self._id = None
 
     def generate_trace_id(self) -> int:
-        return super().generate_trace_id() if self._id is None else _trace_id(self._id)
+        return super().generate_trace_id() if self._id is None else trace_id(self._id)
 
     def generate_span_id(self) -> int:
-        return super().generate_span_id() if self._id is None else _span_id(self._id)
+        return super().generate_span_id() if self._id is None else first_span_id(self._id)
 
 
 class _Sampler(ParentBased):
@@ -279,14 +275,6 @@ class _Sampler(ParentBased):
         if self._ids.is_given:
             return ALWAYS_ON.should_sample(*args, **kwargs)
         return super().should_sample(*args, **kwargs)
-
-
-def _trace_id(id: str) -> int:
-    return int(id.replace("-", ""), 16)
-
-
-def _span_id(id: str) -> int:
-    return _trace_id(id) & (2**64 - 1)
 
 
 def _common_attributes(of: Any) -> dict[str, str | int | bool]:

@@ -113,6 +113,10 @@ class DryRunResponse(Struct, frozen=True, kw_only=True, rename="camel"):
     """Always true."""
     matched: int
     """Number of matching notifications for which the command is possible now."""
+    complete: bool = True
+    """False if there are more, which were not counted because that takes too long."""
+    takes_ms: int | None = None
+    """How long the job takes at the given rate, in milliseconds. Null if the request gives no rate."""
 
 
 class JobQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

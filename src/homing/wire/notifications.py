@@ -50,6 +50,9 @@ class NotificationQuery(
     """Another name for `status`."""
     acknowledged: bool | None = None
     """If true, selects only acknowledged notifications. If false, only those that are not acknowledged."""
+    q: Annotated[str, Meta(max_length=1000, pattern="^[^\\x00]*$", examples=["ada@example.org"])] = ""
+    """Text to search for: an id or its beginning, an address, the id of a recipient, a batch or a provider's
+    message, or `key=value` in the metadata. If omitted, the other fields select alone."""
     limit: Limit = 50
     cursor: Cursor | None = None
 

@@ -34,9 +34,11 @@ class BreakerPhase(StrEnum):
 class BreakerBody(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """New state of a breaker. `open` and `closed` stay in force until the state is set to `auto`."""
+    """New state of a breaker. `open` and `closed` stay in force for `forMs`, or until it is set to `auto`."""
 
     phase: BreakerPhase
     """State of the breaker. `auto` returns it to automatic control."""
     why: Why = ""
     """Reason for the change."""
+    for_ms: Annotated[int, Meta(ge=1, le=30 * 86_400_000, examples=[3_600_000])] | None = None
+    """How long `open` or `closed` stays in force, in milliseconds. If omitted, until it is set to `auto`."""

@@ -54,6 +54,17 @@ class ErrorsQuery(
     """`failed` groups dead letters, `retrying` groups what waits for a retry, by its last error."""
 
 
+class HistogramQuery(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Steps and length of the histogram."""
+
+    step_ms: Annotated[int, Meta(ge=60_000, le=24 * _HOUR_MS)] = 15 * 60_000
+    """Length of one step, in milliseconds."""
+    span_ms: Annotated[int, Meta(ge=60_000, le=31 * 24 * _HOUR_MS)] = 24 * _HOUR_MS
+    """Length of the histogram from now on, in milliseconds. What is due later is counted at its end."""
+
+
 class RollUpsQuery(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):

@@ -131,7 +131,12 @@ def test_a_waiting_notification_is_moved_to_the_dead_letters(serve: Serve) -> No
 def test_a_dry_run_counts_and_changes_nothing(serve: Serve) -> None:
     desk = DeadLetterService(serve, 7)
     body = {"command": "resend", "filter": {"type": "news"}, "dryRun": True}
-    assert desk.post("/dead-letters/bulk", body) == {"dryRun": True, "matched": 4}
+    assert desk.post("/dead-letters/bulk", body) == {
+        "dryRun": True,
+        "matched": 4,
+        "complete": True,
+        "takesMs": None,
+    }
     assert desk.get("/jobs") == {"items": []}
     assert desk.http.trail.notes == []
     assert len(desk.get("/dead-letters?acknowledged=false")["items"]) == 7

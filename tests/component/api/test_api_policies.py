@@ -156,7 +156,7 @@ def test_an_outage_is_simulated_with_the_engine_itself(service: RunningService) 
         "outages": [{"startMs": 10_000, "durationMs": 20_000}],
         "notifications": 50,
     }
-    answer = service.call("POST", "/api/v1/policies/simulate", body, key="default:read")
+    answer = service.call("POST", "/api/v1/policies/simulate", body, key="default:manage")
     assert answer.status == 200, answer.body
     report = answer.json
     assert report["notifications"] == 50
@@ -181,7 +181,7 @@ def test_without_parameters_the_caller_s_effective_policies_are_simulated(servic
     (rehearsal,) = asked
     assert [rule.name for rule in rehearsal.rules] == ["bills"]
     assert rehearsal.traffic.tenant == "acme"
-    assert service.app.service.simulating == 0
+    assert not any(service.app.service.working.values())
 
 
 @pytest.mark.parametrize(
@@ -200,14 +200,14 @@ def test_an_invalid_simulation_is_refused(service: RunningService, body: Any, st
     assert service.call("POST", "/api/v1/policies/simulate", body).status == status
 
 
-def test_at_most_two_simulations_run_at_once(serve: Serve, tmp_path: Path) -> None:
+def test_a_tenant_runs_one_simulation_at_a_time(serve: Serve, tmp_path: Path) -> None:
     service = serve(store=str(tmp_path / "homing.db"))
     asked, most = threading.Barrier(8), [0]
     answered = threading.Event()
 
     async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
-        most[0] = max(most[0], service.app.service.simulating)
-        if most[0] > 2:
+        most[0] = max(most[0], service.app.service.working["simulations", "*"])
+        if most[0] > 1:
             answered.set()
         await asyncio.to_thread(answered.wait, 60)
         raise ConfigError("notifications", "is too much")
@@ -215,15 +215,22 @@ def test_at_most_two_simulations_run_at_once(serve: Serve, tmp_path: Path) -> No
     def ask(_: int) -> int:
         asked.wait(60)
         status = int(service.call("POST", "/api/v1/policies/simulate", {}).status)
-        if status == 503:  # the others are refused while two are running
+        if status == 503:  # the others are refused while one is running
             answered.set()
         return status
 
     simulating(service, simulate)
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(ask, range(8)))
-    assert (most[0] <= 2, 503 in statuses, set(statuses) <= {422, 503}) == (True, True, True)
-    assert service.app.service.simulating == 0
+    assert (most[0] <= 1, 503 in statuses, set(statuses) <= {422, 503}) == (True, True, True)
+    assert not any(service.app.service.working.values())
+
+
+@pytest.mark.parametrize(
+    "path", ["/policies/simulate", "/templates/check", "/templates/order_confirmed/preview"]
+)
+def test_simulations_previews_and_checks_need_the_scope_manage(service: RunningService, path: str) -> None:
+    assert service.call("POST", f"/api/v1{path}", {}, key="default:read").status == 403
 
 
 def test_a_process_without_the_simulator_returns_an_error(service: RunningService) -> None:

@@ -198,6 +198,19 @@ async def test_a_good_health_check_ends_the_pause_early(harness: EngineHarness) 
     assert await phase(harness) is Phase.CLOSED
 
 
+@pytest.mark.usefixtures("poll_rarely")
+async def test_a_good_health_check_wakes_a_worker_that_polls_rarely(harness: EngineHarness) -> None:
+    provider = FailingProvider()
+    engine = await harness.open({"mail": provider}, rules=steady(max_attempts=20))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(12)
+    assert await phase(harness) is Phase.OPEN
+    provider.repair()
+    await seconds(35)
+    assert await phase(harness) is Phase.CLOSED
+
+
 async def test_a_health_check_that_raises_or_hangs_has_no_effect(harness: EngineHarness) -> None:
     class Sick(FailingProvider):
         async def check(self) -> bool:
@@ -487,3 +500,23 @@ async def test_a_breaker_that_nothing_tries_reads_half_open_after_its_pause(harn
     (view,) = await engine.providers()
     assert (view.breaker.phase, view.breaker.until) == (Phase.HALF_OPEN, None)
     assert engine.snapshot().breakers == {"mail": Phase.HALF_OPEN}
+
+
+async def test_a_breaker_that_is_forced_for_a_time_returns_to_automatic_control(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    await engine.force_breaker("mail", "open", who="ada", why="maintenance", lasting=timedelta(minutes=10))
+    (held,) = await engine.providers()
+    assert held.breaker.forced
+    assert held.breaker.until is not None
+    await mail(engine)
+    await seconds(500)
+    assert (await engine.queue_counts())["sent"] == 0
+    await seconds(200)
+    (free,) = await engine.providers()
+    assert (free.breaker.forced, free.breaker.phase) == (False, Phase.CLOSED)
+    assert (await engine.queue_counts())["sent"] == 1
+    for lasting in (timedelta(0), timedelta(days=31)):
+        with pytest.raises(InvalidRequest, match="lasting"):
+            await engine.force_breaker("mail", "open", who="ada", lasting=lasting)

@@ -83,6 +83,23 @@ async def test_a_send_does_not_start_if_its_lease_was_lost_before_it_was_extende
     assert provider.times == []
 
 
+async def test_a_send_is_postponed_and_not_counted_if_the_store_cannot_extend_its_lease(
+    harness: EngineHarness,
+) -> None:
+    provider = TimedProvider()
+    engine = await harness.open({"mail": provider}, working=False)
+    await mail(engine)
+    [claim] = (await harness.store.claim(a_claim_request("standard.email", lease_ms=1_000))).claims
+    harness.store.away.add("extend")
+    deliverer = engine.worker._deliverer
+    ready = ReadyClaim(claim, deliverer.policy(claim))
+    settled = await deliverer.attempt(ready, lambda one, settlement, task: None, SlotWaits())
+    assert settled is not None
+    assert (settled.status, settled.give_back, settled.attempt) == (Status.PENDING, True, None)
+    assert settled.delay_ms > 0
+    assert provider.times == []
+
+
 @pytest.mark.parametrize("kind", [TimedProvider, BatchProvider])
 async def test_the_latency_of_an_attempt_is_that_of_its_send(
     harness: EngineHarness, kind: type[TimedProvider]

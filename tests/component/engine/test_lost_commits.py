@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from homing import Homing
+from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.ports.stores import Retention
 from support.engine_harness import MINUTE, SECOND, EngineHarness, WatchedStore, mail, seconds
 
@@ -91,6 +95,22 @@ async def test_what_an_operator_has_purged_is_not_reported_as_lost(
     assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
 
 
+async def test_what_a_caller_has_yet_to_commit_is_not_reported(harness: EngineHarness) -> None:
+    class CallersStore(ForgetfulStore):
+        """Stores in the caller's transaction, which the test rolls back."""
+
+        async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+            assert tx is not None, "the connection of the caller is passed on"
+            return await super().accept(batch)
+
+    store = harness.store = CallersStore(harness.clock)
+    engine = await harness.open()
+    rolled_back = await mail(engine, send_at=timedelta(days=1), connection=object())
+    store.lose(rolled_back)
+    await seconds(10)
+    assert harness.alerts("NotificationsLost") == []
+
+
 async def test_only_the_ids_of_the_last_ten_minutes_are_looked_up(
     harness: EngineHarness, store: ForgetfulStore
 ) -> None:
@@ -120,13 +140,15 @@ async def test_the_last_ids_before_a_long_outage_are_looked_up(
 
 
 async def test_a_report_waits_until_the_store_is_available(
-    harness: EngineHarness, store: ForgetfulStore
+    harness: EngineHarness, store: ForgetfulStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await harness.open()
     lost = await send_later(engine)
     store.lose(lost)
     store.away.add("find_missing")
-    await seconds(20)
+    with caplog.at_level(logging.INFO, "homing"):
+        await seconds(20)
+    assert "lost commits cannot be looked up yet, the store is unavailable" in caplog.text
     assert harness.alerts("NotificationsLost") == []
     store.away.clear()
     await seconds(10)

@@ -11,12 +11,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from homing import CallbackUnreadable, Homing, IdempotencyConflict, Outcome, StoreUnavailable
+from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.bridges import BridgeState
+from homing.core.ports.observers import ProcessSnapshot, QueueDepths, SinkBacklogs
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Entry, Retention
+from homing.core.ports.stores import Entry, Retention, SinkRegistration
+from homing.core.ports.timers import TimerState
 from homing.core.request_decoding import read_request
 from homing.core.routing.breaker import Phase
 from homing.core.routing.delivery_modes import MODE_INFO
+from homing.core.send_request import SendRequest
 from homing.engine.intake.requests import PriorAttempts
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
@@ -383,3 +388,126 @@ async def test_calls_that_run_on_after_their_deadline_are_shown(harness: EngineH
     page = Page(await metrics.page())
     assert page("homing_abandoned_calls", provider="mail") == 1
     assert page.sum("homing_in_flight") == 0
+
+
+async def take_over(engine: Homing, request: SendRequest, earlier: PriorAttempts) -> None:
+    """Accepts a request that another system has tried before, as bridges do."""
+    submission = await engine._intake.prepare("default", request, earlier=earlier)
+    assert isinstance(submission, Submission)
+    await engine._sends.accept_prepared([submission])
+
+
+async def test_tasks_of_a_bridge_are_counted_by_the_queue_they_go_back_to(harness: EngineHarness) -> None:
+    metrics = Metrics()
+    rabbit = serving("rabbit", ScriptedProvider("rabbit", ["transient"]), "queue")
+    engine = await harness.open({"rabbit": rabbit}, observers=[metrics], rules=steady(max_attempts=4))
+    metrics.watch(engine)
+    for number, earlier in enumerate((1, 1, 4)):  # the last one is used up
+        request = read_request(
+            {"recipient": {"url": "orders"}, "channel": "queue", "content": {"data": {"n": number}}}
+        )
+        prior = PriorAttempts(attempts=earlier, last_error="timeout")
+        await take_over(engine, request, prior)
+    page = Page(await metrics.page())
+    assert page("retries_scheduled_total", queue="orders") == 3
+    assert page("retry_queue_depth") == 2, "the third one is a dead letter already"
+    await asyncio.sleep(60)
+    page = Page(await metrics.page())
+    assert page("retries_scheduled_total", queue="orders") == 3, "a task is scheduled once"
+    assert page("retries_executed_total", queue="orders", status="success") == 2
+    assert page("retries_executed_total", queue="orders", status="failed") == 1
+    assert page("retries_exhausted_total", queue="orders") == 1, "without an attempt"
+    assert page("retries_exhausted_total", queue="homing-standard") == 0
+
+
+async def test_there_are_at_most_a_hundred_labels_for_queues_of_a_broker(harness: EngineHarness) -> None:
+    metrics = Metrics()
+    rabbit = serving("rabbit", ScriptedProvider("rabbit"), "queue")
+    engine = await harness.open({"rabbit": rabbit}, observers=[metrics], working=False)
+    metrics.watch(engine)
+    for number in range(120):
+        request = read_request(
+            {"recipient": {"url": f"q{number}"}, "channel": "queue", "content": {"body": "x"}}
+        )
+        await take_over(engine, request, PriorAttempts(attempts=1))
+    page = Page(await metrics.page())
+    assert page("retries_scheduled_total", queue="other") == 20
+    assert page("retries_scheduled_total", queue="q99") == 1
+    assert page("retries_scheduled_total", queue="q100") is None
+
+
+async def test_every_sink_has_its_own_lag(harness: EngineHarness) -> None:
+    metrics = Metrics()
+    engine = await harness.open({"mail": ScriptedProvider()}, observers=[metrics])
+    metrics.watch(engine)
+    dead = SinkRegistration(name="dead", kind="kafka", events=frozenset({"StatusChanged"}))
+    await harness.store.register_sink(dead)
+    await mail(engine)
+    await seconds(100)
+    page = await scrape(metrics)
+    assert page("homing_sink_waiting", sink="dead") == 2
+    assert page("homing_sink_parked", sink="dead") == 0
+    lag = page("homing_sink_lag_seconds", sink="dead")
+    assert lag is not None
+    assert 90 < lag < 200
+    assert (
+        page("homing_sink_waiting", sink="callback") == page("homing_sink_lag_seconds", sink="callback") == 0
+    )
+    assert page("homing_sink_published_total", sink="callback") == 2
+    assert page("homing_sink_failures_total", sink="callback") == 0
+    assert page("homing_sink_published_total", sink="dead") is None, "this process does not have it"
+    assert engine.snapshot().sinks["callback"].available
+
+
+async def test_a_backlog_that_cannot_be_counted_hides_no_other_count(harness: EngineHarness) -> None:
+    async def refuse(operation: str) -> None:
+        if operation == "sinks":
+            raise StoreUnavailable
+
+    metrics = Metrics()
+    engine = await harness.open({"mail": ScriptedProvider()}, observers=[metrics])
+    metrics.watch(engine)
+    harness.store.on_call = refuse
+    page = Page(await metrics.page())
+    assert page("homing_store_up") == 1
+    assert page.sum("homing_sink_waiting") == 0
+    assert not [name for name, _ in page.samples if name == "homing_sink_waiting"]
+
+
+async def test_timers_and_bridges_are_counted() -> None:
+    class Stub:
+        def snapshot(self) -> ProcessSnapshot:
+            return ProcessSnapshot(
+                working=True,
+                ms_since_last_claim=0,
+                timers={
+                    "heap": TimerState(connected=True, scheduled=7, discarded=2, failures=3),
+                    "gone": TimerState(connected=False, scheduled=0, discarded=1, failures=1),
+                },
+                bridges={
+                    "mq": BridgeState(status="ok", accepted=5, duplicates=4, rejected=3, failures=2),
+                    "down": BridgeState(status="no connection"),
+                },
+            )
+
+        async def queue_depths(self) -> QueueDepths:
+            return QueueDepths(statuses={}, oldest_retry_ms=None)
+
+        async def sink_backlogs(self) -> SinkBacklogs:
+            return SinkBacklogs(now_ms=0, sinks=())
+
+    metrics = Metrics()
+    metrics.watch(Stub())
+    page = Page(await metrics.page())
+    assert (page("homing_timer_connected", timer="heap"), page("homing_timer_connected", timer="gone")) == (
+        1,
+        0,
+    )
+    assert page("homing_timer_scheduled_total", timer="heap") == 7
+    assert page("homing_timer_discarded_total", timer="heap") == 2
+    assert page("homing_timer_failures_total", timer="heap") == 3
+    assert (page("homing_bridge_up", bridge="mq"), page("homing_bridge_up", bridge="down")) == (1, 0)
+    results = ("accepted", "duplicate", "rejected")
+    numbers = [page("homing_bridge_messages_total", bridge="mq", result=one) for one in results]
+    assert numbers == [5, 4, 3]
+    assert page("homing_bridge_failures_total", bridge="mq") == 2

@@ -414,7 +414,7 @@ async def test_explain_shows_what_is_spent_and_how_many_moves_were_made(harness:
     id = await mail(engine)
     await seconds(1)
     told = await engine.explain(id)
-    assert told.next_step.startswith("attempt 3 (2 without moves at once) of 6 at ")
+    assert told.next_step.startswith("attempt 3 (2 counted) of 6 at ")
     assert told.next_step.endswith("goes to two (then three at once, after 1 failure); spent: one")
     assert (told.history.notification.moves, told.history.notification.spent) == (1, ("one",))
     await seconds(15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from homing import Outcome, Status
-from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
+from homing.core.errors import EventsRefused, SinkError, SinkUnavailable
+from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event, event_headers
 from homing.core.ports.plug_ins import SubscribedSink
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.providers.local.scripted import ScriptedProvider
@@ -201,6 +202,22 @@ async def test_a_relay_that_dies_is_replaced_when_its_lease_expires(harness: Eng
     assert await other.run_once() == 0
     await seconds(31)
     assert await other.run_once() == 1
+
+
+async def test_a_sink_that_cannot_be_closed_is_logged_and_the_others_are_closed(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(RecordingSink):
+        async def close(self) -> None:
+            raise OSError("no")
+
+    stubborn, other = Stubborn(), RecordingSink()
+    relay = await a_relay(harness, a=stubborn, b=other)
+    await harness.store.emit([an_event(1)])
+    await relay.run_once()
+    await relay.close()
+    assert "sink a could not be closed: OSError" in caplog.text
+    assert other.closed == 1
 
 
 async def test_a_sink_is_opened_before_its_first_event_and_closed_once(harness: EngineHarness) -> None:
@@ -504,3 +521,112 @@ async def test_a_sink_that_cannot_be_opened_is_asked_once_per_round(harness: Eng
     await harness.store.emit([an_event(number) for number in range(3)])
     assert await relay.run_once() == 0
     assert (sink.opened, sink.asked) == (1, 0)
+
+
+# What sinks report --------------------------------------------------------------------------------------
+
+
+class ReportingSink(RecordingSink):
+    """Takes all events but some, and reports precisely what it did."""
+
+    def __init__(self, error: Callable[[Sequence[Event], frozenset[str]], SinkError | None]) -> None:
+        super().__init__()
+        self.error = error
+        self.calls: list[list[str]] = []
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.calls.append([event.id for event in events])
+        published = frozenset(event.id for event in events[: len(events) // 2])
+        error = self.error(events, published)
+        kept = events if error is None else [event for event in events if event.id in error.published]
+        self.taken.extend(kept)
+        if error is not None:
+            raise error
+
+
+async def test_what_an_unavailable_sink_has_published_is_not_published_again(harness: EngineHarness) -> None:
+    sink = ReportingSink(lambda events, published: SinkUnavailable("it is away", published=published))
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number) for number in range(8)])
+    assert await relay.run_once() == 4
+    assert len(sink.calls) == 1, "an unavailable sink is not called again in the same round"
+    sink.error = lambda events, published: None
+    assert await relay.run_once() == 4
+    assert sorted(sink.ids) == [f"e-{number:05d}" for number in range(8)]
+
+
+async def test_a_sink_is_not_called_before_the_time_that_it_asks_for(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ReportingSink(lambda events, published: SinkUnavailable("busy; password=x", retry_after_ms=90_000))
+    relay, other = await a_relay(harness, sink=sink), await a_relay(harness, "w2", sink=sink)
+    await harness.store.emit([an_event(1)])
+    running = [asyncio.create_task(one.run()) for one in (relay, other)]
+    await seconds(85)
+    assert await relay.run_once() == await other.run_once() == 0
+    assert len(sink.calls) == 1, "no process calls it meanwhile"
+    assert "busy; password=•••" in caplog.text
+    sink.error = lambda events, published: None
+    await seconds(10)
+    assert sink.ids == ["e-00001"]
+    for one in running:
+        one.cancel()
+
+
+async def test_a_sink_cannot_ask_to_be_left_alone_for_ever(harness: EngineHarness) -> None:
+    sink = ReportingSink(lambda events, published: SinkUnavailable(retry_after_ms=10**15))
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([an_event(1)])
+    running = asyncio.create_task(relay.run())
+    await seconds(5)
+    sink.error = lambda events, published: None
+    await seconds(600)
+    assert sink.ids == ["e-00001"]
+    running.cancel()
+
+
+async def test_refused_events_that_a_sink_names_are_found_without_a_search(harness: EngineHarness) -> None:
+    def refuse(events: Sequence[Event], published: frozenset[str]) -> SinkError | None:
+        bad = [event.id for event in events if event.id == "e-00002"]
+        good = [event.id for event in events if event.notification_id != "n-2"]
+        return EventsRefused("400", refused=bad, published=good) if bad else None
+
+    sink = ReportingSink(refuse)
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number % 5) for number in range(10)])
+    assert await relay.run_once() == 8
+    assert len(sink.calls) == 1
+    assert "e-00007" not in sink.ids, "it must wait for the refused event of its notification"
+    running = asyncio.create_task(relay.run())
+    for number in range(10, 40):
+        await harness.store.emit([about(number, number)])
+        await seconds(20)
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (0, 1)
+    assert len(sink.ids) == len(set(sink.ids)) == 39
+    running.cancel()
+
+
+async def test_a_sink_that_refuses_everything_parks_nothing(harness: EngineHarness) -> None:
+    sink = ReportingSink(
+        lambda events, published: EventsRefused("404", refused=[event.id for event in events])
+    )
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number) for number in range(3)])
+    running = asyncio.create_task(relay.run())
+    await seconds(1_200)
+    (registered,) = await harness.store.sinks()
+    assert (registered.waiting, registered.parked) == (3, 0)
+    running.cancel()
+
+
+async def test_events_carry_the_trace_of_their_notification(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    subscribed = {"sink": SubscribedSink(sink, ALL)}
+    relay = OutboxRelay(harness.store, subscribed, harness.clock, "w", trace_share=1.0)
+    await relay.register()
+    id = "0193f1c2-aaaa-7bbb-8ccc-0123456789ab"
+    await harness.store.emit([replace(an_event(1), notification_id=id), an_event(2)])
+    await relay.run_once()
+    traceparent = "00-0193f1c2aaaa7bbb8ccc0123456789ab-8ccc0123456789ab-01"
+    assert [event_headers(event).get("traceparent") for event in sink.taken] == [traceparent, None]

@@ -240,6 +240,22 @@ async def test_an_unexpected_error_after_the_caller_has_timed_out_is_logged(
     assert "a bug in the store" in caplog.text
 
 
+async def test_a_process_that_ends_waits_five_seconds_for_a_late_store(harness: EngineHarness) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False)
+
+    async def never(operation: str) -> None:
+        if operation == "settle":
+            await asyncio.sleep(3600)
+
+    harness.store.on_call = never
+    with pytest.raises(DeliveryTimeout):
+        await ring(engine)
+    began = asyncio.get_running_loop().time()
+    await engine.close()
+    harness.store.on_call = None
+    assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.5)
+
+
 async def test_a_process_that_died_during_a_send_leaves_a_failure_that_is_never_sent(
     harness: EngineHarness,
 ) -> None:
@@ -337,6 +353,15 @@ async def test_it_respects_the_provider_s_rate_limit(harness: EngineHarness) -> 
     assert provider.gaps == [1.0]
 
 
+async def test_each_one_takes_one_token_of_the_provider_s_rate_limit(harness: EngineHarness) -> None:
+    """A token that a process keeps would be missing in the others."""
+    provider = TimedProvider()
+    for _ in range(2):
+        listed = serving("sms", provider, "sms", rate=RateLimit(8.0, 2))
+        await ring(await harness.open({"sms": listed}, working=False))
+    assert provider.gaps == [0.0]
+
+
 async def test_it_does_not_wait_for_a_busy_worker(harness: EngineHarness) -> None:
     provider = TimedProvider(latency_ms=500)
     engine = await harness.open({"sms": serving("sms", provider, "sms", "email")}, slots={"bulk": 1})
@@ -356,8 +381,10 @@ async def test_a_provider_at_its_limit_takes_no_more_than_the_two_seconds(harnes
     with pytest.raises(DeliveryFailed) as caught:
         await ring(engine)
     assert asyncio.get_running_loop().time() - began < 2.5
+    await seconds(1)  # the slot is still taken
+    history = await engine.history(caught.value.notification_id)
+    assert (history.notification.status, len(history.attempts)) == (Status.FAILED, 0)
     await seconds(60)
-    assert await status(engine, caught.value.notification_id) is Status.FAILED
     assert [d.channel for d in provider.sent if d.channel is Channel.SMS] == []
 
 

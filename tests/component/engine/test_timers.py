@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from homing import CommandName, Filter, Homing, Priority
+from homing.core.errors import HomingError
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.timers import AssignedTimer
 from homing.engine.delivery import timers as timers_module
@@ -255,6 +256,28 @@ async def test_a_process_that_ends_right_after_a_send_still_schedules_it(harness
     assert (timer.opened, timer.closed) == (1, 1)
 
 
+async def test_a_timer_that_was_never_used_does_not_delay_the_end_of_a_process(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(timers={"heap": HeapTimer()}, working=False)
+    began = asyncio.get_running_loop().time()
+    await engine.close()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(0, abs=0.01)
+
+
+async def test_a_timer_that_has_got_everything_does_not_delay_the_end_of_a_process(
+    harness: EngineHarness,
+) -> None:
+    timer = HeapTimer()
+    engine = await harness.open(timers={"heap": timer}, working=False)
+    await engine.send(ADA, **EMAIL)
+    await asyncio.sleep(SECOND)
+    assert len(timer.server.scheduled) == 1
+    began = asyncio.get_running_loop().time()
+    await engine.close()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(0, abs=0.01)
+
+
 async def test_a_timer_that_hangs_delays_the_end_of_a_process_by_a_second(harness: EngineHarness) -> None:
     timer = HeapTimer()
     timer.hangs = True
@@ -273,6 +296,16 @@ async def test_a_timer_that_could_not_be_opened_is_not_closed(harness: EngineHar
     await asyncio.sleep(1)
     await engine.close()
     assert (timer.opened, timer.closed) == (0, 0)
+
+
+async def test_a_timer_is_opened_again_with_its_process(harness: EngineHarness) -> None:
+    timer = HeapTimer()
+    engine = await harness.open(timers={"heap": timer}, working=False)
+    for number in (1, 2):
+        await engine.open()
+        await engine.send(ADA, **EMAIL)
+        await engine.close()
+        assert (timer.opened, timer.closed) == (number, number)
 
 
 async def test_a_timer_that_cannot_be_closed_does_not_disturb_the_end(harness: EngineHarness) -> None:
@@ -356,3 +389,22 @@ async def test_wake_ups_of_the_store_that_fail_are_asked_for_again(harness: Engi
     await asyncio.sleep(2 * MINUTE)
     assert woken == [0]
     listening.cancel()
+
+
+class _NamedFailure(HomingError):
+    """The server at timer.example.org does not answer."""
+
+
+async def test_the_text_of_an_error_of_our_own_is_logged(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    timer = HeapTimer()
+    engine = await harness.open(timers={"heap": timer}, working=False)
+
+    async def fail(batch: object) -> None:
+        raise _NamedFailure
+
+    timer.on_schedule = fail
+    await engine.send(ADA, **EMAIL)
+    await asyncio.sleep(SECOND)
+    assert "next poll: The server at timer.example.org does not answer." in caplog.text

@@ -28,6 +28,9 @@ from support.engine_harness import (
 
 LOOK = 65
 
+DEAD_SINK = SinkRegistration(name="dead", kind="kafka", events=frozenset({"StatusChanged"}))
+"""A sink that no process has."""
+
 
 async def failing(harness: EngineHarness, **settings: Any) -> tuple[Homing, ScriptedProvider]:
     provider = ScriptedProvider(usual=K.TRANSIENT)
@@ -384,6 +387,74 @@ async def test_a_durable_sink_that_no_process_uses_raises_an_alert(
     alerts = [event.payload for event in harness.events if event.payload.get("alert") == "SinkUnseen"]
     assert {(alert["sink"], alert["waiting"]) for alert in alerts} == {("gone", 2)}
     assert "gone" in {sink.name for sink in await harness.store.sinks()}
+
+
+async def test_a_sink_with_too_many_waiting_events_raises_one_alert_until_it_has_caught_up(
+    poll_rarely: None, harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, thresholds={"sink_backlog": 3})
+    await harness.store.register_sink(DEAD_SINK)
+    await mail(engine)
+    await seconds(2 * LOOK)
+    assert told(harness, "SinkBacklog", "SinkLag") == [], "two events are within the threshold"
+    await mail(engine)
+    await seconds(4 * LOOK)
+    (alert,) = [one for one in harness.alerts() if one["alert"] == "SinkBacklog"]
+    assert (alert["sink"], alert["metric"], alert["limit"]) == ("dead", "sinkBacklog", 3)
+    assert alert["value"] > 3
+    assert "events of the sink dead are not published" in caplog.text
+    waiting = await harness.store.outbox("dead", "w", 1_000, 1_000)
+    await harness.store.published("dead", waiting)
+    await seconds(2 * LOOK)
+    for _ in range(4):
+        await mail(engine)
+    await seconds(2 * LOOK)
+    assert told(harness, "SinkBacklog") == ["SinkBacklog"] * 2
+
+
+async def test_an_event_that_waits_for_a_sink_too_long_raises_an_alert_at_the_others(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, thresholds={"sink_lag_ms": "10m"})
+    await harness.store.register_sink(DEAD_SINK)
+    await mail(engine)
+    await seconds(540)
+    assert told(harness, "SinkLag") == []
+    await seconds(180)
+    (alert,) = [one for one in harness.alerts() if one["alert"] == "SinkLag"]
+    assert (alert["sink"], alert["metric"], alert["limit"]) == ("dead", "sinkLagMs", 600_000)
+    await seconds(1_200)
+    assert told(harness, "SinkLag") == ["SinkLag"]
+
+
+async def test_parked_events_count_towards_the_backlog(poll_rarely: None, harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, thresholds={"sink_backlog": 1})
+    await harness.store.register_sink(DEAD_SINK)
+    await mail(engine)
+    await seconds(5)
+    await harness.store.park_events("dead", await harness.store.outbox("dead", "w", 10, 1_000))
+    await seconds(2 * LOOK)
+    assert told(harness, "SinkBacklog") == ["SinkBacklog"]
+
+
+async def test_an_alert_about_a_sink_that_could_not_be_written_is_written_later_and_once(
+    poll_rarely: None, harness: EngineHarness
+) -> None:
+    failing_now = True
+
+    async def refuse(operation: str) -> None:
+        if operation == "emit" and failing_now:
+            raise StoreRejected
+
+    engine = await harness.open({"mail": ScriptedProvider()}, thresholds={"sink_backlog": 0})
+    await harness.store.register_sink(DEAD_SINK)
+    await mail(engine)
+    harness.store.on_call = refuse
+    await seconds(3 * LOOK)
+    assert told(harness, "SinkBacklog") == []
+    failing_now = False
+    await seconds(3 * LOOK)
+    assert told(harness, "SinkBacklog") == ["SinkBacklog"]
 
 
 async def test_an_upkeep_task_that_fails_does_not_stop_the_others(

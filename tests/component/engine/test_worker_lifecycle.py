@@ -84,6 +84,9 @@ async def test_lateness_is_recorded(harness: EngineHarness) -> None:
     assert 7000 <= late.longest_ms < 7100
     assert late.counts[LATENESS_BUCKETS_MS.index(30_000)] == 1
     assert sum(late.counts) == 2
+    assert (
+        late.total_ms == late.longest_ms
+    )  # the second one was claimed in the millisecond in which it was due
 
 
 async def test_lateness_beyond_all_buckets_is_recorded_too() -> None:
@@ -406,6 +409,20 @@ async def test_an_idle_worker_polls_five_times_as_often_if_nothing_reports_new_w
     before = harness.store.calls["claim"]
     await seconds(10)
     assert harness.store.calls["claim"] - before == 10
+
+
+async def test_a_timer_that_does_not_listen_is_no_reason_to_poll_rarely(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedStore, "listen", waits, raising=False)
+    monkeypatch.setattr(WatchedStore, "hears", False, raising=False)
+    timer = HeapTimer()
+    timer.fails.add("listen")
+    await harness.open({"mail": ScriptedProvider()}, timers={"heap": timer})
+    await seconds(10)
+    before = harness.store.calls["claim"]
+    await seconds(10)
+    assert harness.store.calls["claim"] - before == 50
 
 
 @pytest.mark.parametrize(("most", "lefts"), [(2, 3), (5, 1)])

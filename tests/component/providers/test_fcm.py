@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from homing import Content, Outcome, OutcomeKind
 from homing.net.http_client import CurlTransport
 from homing.net.http_messages import HttpResponse
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import load_error_table
-from homing.providers.common.secrets import Secret
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import ServiceAccount, build_token_request, read_token
 from homing.providers.fcm.provider import FcmProvider

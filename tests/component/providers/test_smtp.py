@@ -15,7 +15,7 @@ import trustme
 from homing.core.errors import ConfigError
 from homing.core.notifications import Channel, Content, OutcomeKind
 from homing.core.ports.providers import Provider
-from homing.providers.common.secrets import Secret
+from homing.net.secrets import Secret
 from homing.providers.smtp.provider import SmtpProvider
 from support.email_deliveries import FULL, ID, NOW_MS, a_mail
 from support.smtp_servers import RecordingHandler, ScriptedSmtpServer, SmtpReply, accept_only, aiosmtpd_server

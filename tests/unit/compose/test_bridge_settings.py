@@ -11,6 +11,7 @@ import pytest
 
 from homing import ConfigError
 from homing.compose import build_bridges
+from homing.compose.factories import BRIDGES
 from homing.core.ports.bridges import Bridge, BridgeMessage, HandledMessage
 from homing.settings import load_settings
 
@@ -65,8 +66,8 @@ def test_bridges_can_be_given_in_python() -> None:
     ("tables", "said"),
     [
         (
-            {"rabbit": {}},
-            "bridges.rabbit.kind: is 'rabbit'; it must be a kind of an installed package (homing.bridges)",
+            {"pigeon": {}},
+            f"bridges.pigeon.kind: is 'pigeon'; it must be one of {', '.join(BRIDGES)}",
         ),
         (
             {"packaged": {"prefetch": 1}},

@@ -11,6 +11,7 @@ import pytest
 
 from homing import ConfigError, Priority
 from homing.compose import build_timers
+from homing.compose.factories import TIMERS
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.timers import AssignedTimer, Wake
 from homing.settings import load_settings
@@ -61,6 +62,12 @@ def test_the_file_may_name_timers_too() -> None:
     assert made["packaged"].priorities == {Priority.HIGH}
 
 
+def test_redis_needs_no_more_than_its_name() -> None:
+    made = timers(critical="redis", high="redis")
+    assert type(made["redis"].timer).__name__ == "RedisTimer"
+    assert made["redis"].priorities == {Priority.CRITICAL, Priority.HIGH}
+
+
 def test_timers_given_in_python_serve_all_priorities_unless_they_say_otherwise() -> None:
     own = PackagedTimer()
     some = AssignedTimer(own, frozenset({Priority.LOW}))
@@ -73,8 +80,19 @@ def test_timers_given_in_python_serve_all_priorities_unless_they_say_otherwise()
     [
         ({"urgent": "packaged"}, "timers.urgent: is 'urgent'; it must be one of critical, high, medium, low"),
         (
-            {"high": "redis"},
-            "timers.redis.kind: is 'redis'; it must be a kind of an installed package (homing.timers)",
+            {"high": "sundial"},
+            f"timers.sundial.kind: is 'sundial'; it must be one of {', '.join(TIMERS)}",
+        ),
+        (
+            {"high": "redis", "redis": {"url": "http://localhost"}},
+            (
+                "timers.redis.url: must have the form redis://HOST:PORT/DATABASE"
+                " or rediss://HOST:PORT/DATABASE"
+            ),
+        ),
+        (
+            {"high": "redis", "redis": {"prefix": ""}},
+            "timers.redis.prefix: must have 1 to 200 characters",
         ),
         (
             {"packaged": {"url": "tcp://a"}},

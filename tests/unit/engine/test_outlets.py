@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from msgspec.structs import replace
 
@@ -53,6 +55,21 @@ def test_a_paused_and_a_hanging_outlet_are_kept_before_others(outlets: Outlets) 
 def test_an_outlet_is_forgotten_even_if_all_are_paused(outlets: Outlets) -> None:
     answers(outlets, *"abcd", kind=OutcomeKind.TRANSIENT)
     assert sorted(outlets.paused()) == ["b", "c", "d"]
+
+
+def test_the_pause_of_an_outlet_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    outlets = Outlets(ProviderRoster([HOOK]), clock)
+    with caplog.at_level(logging.INFO, "homing"):
+        answers(outlets, "hook@a")
+        answers(outlets, "hook@a", kind=OutcomeKind.TRANSIENT)
+        clock.advance(HOOK.breaker_policy.open_ms)
+        answers(outlets, "hook@a", "hook@a", "hook@b")
+    assert outlets.paused() == []
+    assert [record.message for record in caplog.records] == [
+        "an endpoint of hook keeps failing; its notifications wait",
+        "an endpoint of hook answers again",
+    ]
 
 
 WIDE = replace(HOOK, host_slots=64, breaker=BreakerPolicy(failures=5))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homing.core.errors import CallbackRefused
+from homing.core.errors import CallbackRefused, HomingError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback
 from homing.core.ports.providers import SupportsCallbackPreparation, SupportsCallbacks, SupportsLookup
@@ -19,7 +19,7 @@ from homing.engine.provider_roster import Listed
 from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.smtp.connection import SmtpEnvelope
 from homing.providers.webpush.encryption import PushSubscription
-from support.all_providers import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal
+from support.all_providers import MARKS, NAMES, NOW_MS, OVER_HTTP, SETTINGS, a_delivery, a_provider, refusal
 
 # Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -77,14 +77,17 @@ async def everything_of(provider: Any, kind: str, wire: FakeServer) -> list[obje
     """Returns everything that a provider reveals in every kind of case."""
     delivery = a_delivery(kind, timeout_ms=2_000)
     seen: list[object] = [provider, vars(provider), delivery]
-    for says in (*TAKEN, *REFUSED, *FAILED, None) if kind not in ("smtp", "apprise") else (None,):
+    for says in (*TAKEN, *REFUSED, *FAILED, None) if kind in OVER_HTTP else (None,):
         wire.says = says
         listed = Listed(id=kind, provider=provider, kind=kind, channels=(delivery.channel,))
         outcome = await send_with_deadline(listed, delivery)
         assert isinstance(outcome, Outcome)
         seen.append(outcome)
     wire.says = REFUSED[0]
-    seen.append(await provider.check())
+    try:
+        seen.append(await provider.check())
+    except HomingError as problem:
+        seen.append(problem)
     if isinstance(provider, SupportsLookup):
         seen.append(await provider.look_up(delivery, None))
     if isinstance(provider, SupportsCallbacks):

@@ -34,7 +34,7 @@ MORE = {
     "secrets": [SETTINGS["webhook"]["secret"]],
 }
 EACH = [(kind, field) for kind, fields in CREDENTIALS.items() for field in fields]
-WITH_A_BASE_URL = [kind for kind in NAMES if kind not in ("smtp", "apprise")]
+WITH_A_BASE_URL = [kind for kind in NAMES if kind not in ("smtp", "apprise", "rabbitmq")]
 WRONG: tuple[Any, ...] = (
     5, True, 3.5, [], {}, [1], ["x"], {"a": 1}, {"a": {}}, -1, 10**30, "", "\x00", "a\nb", "https://[", "é",
     "env:HOMING_NOT_SET", "file:/no/such/file", "file:", "file:a\x00b",
@@ -51,7 +51,8 @@ def test_a_setting_of_the_wrong_type_or_form_is_accepted_or_named(kind: str) -> 
         for value in WRONG:
             refused = refusal(kind, field, value)
             # An error about related settings names one of them.
-            together = {"host": "tls", "url_from_recipient": "urls"}.get(field, field)
+            certificates = dict.fromkeys(("ca_file", "cert_file", "key_file"), "url")
+            together = {"host": "tls", "url_from_recipient": "urls", **certificates}.get(field, field)
             names = (f"providers.{kind}.{field}", f"providers.{kind}.{together}")
             assert refused is None or refused.field.startswith(names), (field, value)
 

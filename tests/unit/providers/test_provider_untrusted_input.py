@@ -19,8 +19,8 @@ from homing.core.lifecycle.receipts import Callback, ParsedCallback
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import SupportsLookup
 from homing.net.http_messages import HttpRequest, HttpResponse
-from homing.providers.common.secrets import Secret
-from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
+from homing.net.secrets import Secret
+from homing.net.standard_webhooks import SigningKey, build_signature_header
 from homing.providers.sns.callbacks import read_events
 from homing.providers.twilio.callbacks import compute_signature
 from support.all_providers import NOW_MS, OVER_HTTP, TOKEN, WEBHOOK_SECRET, a_delivery, a_provider

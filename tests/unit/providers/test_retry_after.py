@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.providers.common.response_parsing import parse_retry_after_ms
+from homing.net.retry_after import parse_retry_after_ms
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/retry_after.json").read_text())
 DATE_PARTS = st.sampled_from(

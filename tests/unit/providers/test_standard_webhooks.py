@@ -16,8 +16,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback
-from homing.providers.common.secrets import Secret
-from homing.providers.common.standard_webhooks import SigningKey, build_signature_header, verify_webhook
+from homing.net.secrets import Secret
+from homing.net.standard_webhooks import SigningKey, build_signature_header, verify_webhook
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/standard_webhooks.json").read_text())["cases"]
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -17,8 +17,8 @@ from werkzeug.datastructures import MultiDict
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
 from homing.core.notifications import OutcomeKind
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import load_error_table
-from homing.providers.common.secrets import Secret
 from homing.providers.twilio.callbacks import (
     TwilioCallbacks,
     compute_signature,

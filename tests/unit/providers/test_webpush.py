@@ -25,9 +25,9 @@ from homing import Content, Outcome, OutcomeKind, Priority
 from homing.core.errors import ConfigError
 from homing.net.http_client import CurlTransport
 from homing.net.http_messages import HttpRequest, HttpResponse
+from homing.net.secrets import Secret
 from homing.providers.common.http_provider import Unsendable
 from homing.providers.common.push_content import MAX_TTL_S
-from homing.providers.common.secrets import Secret
 from homing.providers.webpush.encryption import (
     MAX_PLAINTEXT_BYTES,
     VapidSigner,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from homing import ConfigError, Rule
 from homing.settings import Settings, build_rule, default_settings_text, load_settings
+from homing.settings.retry_scheduler import read_retry_scheduler_variables
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +80,45 @@ def test_with_a_file_or_for_another_system_the_database_url_is_ignored() -> None
 def test_the_example_of_an_environment_has_only_settings_that_exist() -> None:
     lines = (Path(__file__).parents[3] / ".env.example").read_text(encoding="utf-8").splitlines()
     env = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    assert all(name.startswith("HOMING_") for name in env.keys() - {"DATABASE_URL"})
-    settings = load_settings(env=env, database_url=env["DATABASE_URL"])
+    settings = load_settings(env=env, without_file=lambda: read_retry_scheduler_variables(env))
     assert settings.store == env["DATABASE_URL"]
     assert (settings.preset, settings.worker.poll_ms) == ("broker", 10_000)
-    assert (settings.metrics.listen, settings.tracing.service_name) == ("127.0.0.1:8086", "retry-scheduler")
+    assert (settings.metrics.listen, settings.tracing.service_name) == ("0.0.0.0:8086", "retry-scheduler")
     assert (settings.log.format, settings.log.level) == ("json", "info")
-    assert settings.providers["smtp"]["kind"] == "smtp"
+    assert settings.bridges["rabbitmq"] == {
+        "url": "amqp://localhost:5672",
+        "queue": "retry.scheduled",
+        "manual_review_queue": "manual-review.pending",
+    }
+    (rule,) = settings.rules
+    assert rule.policy.given() == {"max_attempts": 4, "base_ms": 2_000, "cap_ms": 60_000}
+    others = load_settings(without_file=lambda: read_retry_scheduler_variables({"DATABASE_URL": POSTGRES}))
+    assert others.rules == settings.rules, "the example has the defaults"
+
+
+def test_names_of_the_retry_scheduler_count_only_without_a_file_and_below_those_of_homing() -> None:
+    env = {"RETRY_QUEUE": "mine", "HTTP_PORT": "9", "HOMING_BRIDGES__RABBITMQ__QUEUE": "ours"}
+    names = partial(read_retry_scheduler_variables, env)
+    settings = load_settings(env=env, without_file=names)
+    assert (settings.bridges["rabbitmq"]["queue"], settings.metrics.listen) == ("ours", "0.0.0.0:9")
+    assert load_settings(written('tenant = "file"\n'), without_file=names).bridges == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTP_PORT", "65536"),
+        ("HTTP_PORT", "-1"),
+        ("BASE_DELAY_MS", "two"),
+        ("MAX_DELAY_MS", "0"),
+        ("DEFAULT_MAX_RETRIES", "1000"),
+        ("DATABASE_URL", "mysql://db/x"),
+    ],
+)
+def test_a_wrong_variable_of_the_retry_scheduler_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_retry_scheduler_variables({name: value})
+    assert caught.value.field == name
 
 
 def test_tables_are_merged_key_by_key() -> None:

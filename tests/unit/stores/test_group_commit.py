@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from homing.core.errors import StoreBusy, StoreRejected, StoreUnavailable
-from homing.stores.postgres.group_commit import GroupCommit
+from homing.stores.common.group_commit import GroupCommit
 
 
 class Action:

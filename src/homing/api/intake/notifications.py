@@ -107,11 +107,16 @@ async def send_notification(call: ApiCall, body: SendRequest) -> ApiResponse[Sen
 
 @routes.get("/notifications", scope=Scope.READ)
 async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
-    """List notifications, newest first.
+    """List notifications, newest first, or search for them with `q`.
 
-    Pass the response's `cursor` to get the next page. The last page has no cursor.
+    Pass the response's `cursor` to get the next page. The last page has no cursor. A search compares a
+    limited number of notifications per request: if `complete` is false, older ones were not compared yet, and
+    the next page continues with them.
     """
     chosen = query.filter(dict.fromkeys((*query.status, *query.statuses)), query.acknowledged)
+    if query.q.strip():
+        found = await call.tenant_api.find(query.q, chosen, limit=query.limit, cursor=query.cursor)
+        return Page(items=found.items, cursor=found.cursor, complete=found.complete)
     return await call.tenant_api.list(chosen, limit=query.limit, cursor=query.cursor)
 
 

@@ -11,9 +11,8 @@ from homing.core.access.scopes import Scope
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.jobs import Job
 from homing.core.notifications import Filter, Notification, Page
-from homing.core.statistics import ErrorGroup
+from homing.core.statistics import ErrorGroups
 from homing.engine.operations.dead_letters import fetch_dead_letters
-from homing.wire.common import ItemList
 from homing.wire.dead_letters import (
     AcknowledgeBody,
     BulkBody,
@@ -47,12 +46,13 @@ async def list_dead_letters(call: ApiCall, query: DeadLetterQuery) -> Page:
 
 
 @routes.get("/dead-letters/groups", scope=_MAY_READ)
-async def group_dead_letters(call: ApiCall, query: GroupQuery) -> ItemList[ErrorGroup]:
+async def group_dead_letters(call: ApiCall, query: GroupQuery) -> ErrorGroups:
     """Group dead letters by error, largest group first.
 
-    Each group includes its newest dead letter as an example.
+    Each group includes its newest dead letter as an example. The newest 10,000 dead letters are grouped; if
+    there are more, `complete` is false.
     """
-    return ItemList(await call.tenant_api.error_groups(query.limit))
+    return await call.tenant_api.dead_letter_groups(query.limit)
 
 
 @routes.post(
@@ -73,9 +73,7 @@ async def bulk_dead_letters(call: ApiCall, body: BulkBody) -> ApiResponse[Job]:
     """
     command, chosen = CommandName(body.command), body.filter.chosen()
     if body.dry_run:
-        answer: ApiResponse[Any] = ApiResponse(
-            DryRunResponse(dry_run=True, matched=await _count(call, command, chosen)), 200
-        )
+        answer: ApiResponse[Any] = ApiResponse(await _count(call, command, chosen, body.rate_per_second), 200)
         return answer
     jobs = call.service.engine.jobs
     continued = await jobs.to_continue(call.caller.tenant, command, chosen)
@@ -146,8 +144,10 @@ async def move_to_dead_letter(call: ApiCall, id: str, body: MoveBody) -> Notific
     return await call.tenant_api.get(id)
 
 
-async def _count(call: ApiCall, command: CommandName, chosen: Filter) -> int:
-    last = 0
-    async for progress in call.tenant_api.bulk(command, chosen, who=call.caller.who, dry_run=True):
-        last = progress.done
-    return last
+async def _count(
+    call: ApiCall, command: CommandName, chosen: Filter, rate_per_second: float | None
+) -> DryRunResponse:
+    found = await call.tenant_api.dry_run(command, chosen, rate_per_second=rate_per_second)
+    return DryRunResponse(
+        dry_run=True, matched=found.matched, complete=found.complete, takes_ms=found.takes_ms
+    )

@@ -95,26 +95,23 @@ async def policy_table(call: ApiCall, query: PolicyQuery) -> DelayTable:
     )
 
 
-@routes.post("/policies/simulate", scope=Scope.READ, errors=("CONFIG_ERROR",))
+@routes.post("/policies/simulate", scope=Scope.MANAGE, errors=("CONFIG_ERROR",))
 async def simulate_policy(call: ApiCall, body: SimulationBody) -> RehearsalReport:
     """Simulate a policy, outages and traffic.
 
     Runs the engine's own code under virtual time. Nothing is sent and nothing is changed. A simulation that
-    takes too long is aborted with 422.
+    takes too long is aborted with 422. Each tenant can run one at a time.
     """
     simulate = call.service.simulate
     if simulate is None:
         raise ApiError(
             "INVALID_REQUEST", "simulations are not available in this process; use `homing policy simulate`"
         )
-    if call.service.simulating >= _MAX_SIMULATIONS:
-        raise ApiError("OVERLOADED", "too many simulations are running; try again in a few seconds")
-    call.service.simulating += 1  # before the first await, so that concurrent requests see it
-    try:
-        with _wire_names("simulated"):
-            return await simulate(await _rehearsal(call, body))
-    finally:
-        call.service.simulating -= 1
+    with (
+        call.service.one_of("simulations", call.caller.tenant, per_tenant=1, of_all=_MAX_SIMULATIONS),
+        _wire_names("simulated"),
+    ):
+        return await simulate(await _rehearsal(call, body))
 
 
 @routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))

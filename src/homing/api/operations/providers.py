@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 from msgspec import Meta
@@ -10,6 +11,7 @@ from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
+from homing.core.overview import ProviderOverview
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import Health, ProviderView, Tried
 from homing.core.send_request import find_provider_id
@@ -29,6 +31,12 @@ _FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, Bre
 async def list_providers(call: ApiCall) -> ItemList[ProviderView]:
     """List providers, with their routes and the current state of their breakers."""
     return ItemList(await call.service.engine.providers())
+
+
+@routes.get("/providers/overview", scope=Scope.READ)
+async def get_provider_overview(call: ApiCall) -> ProviderOverview:
+    """Retrieve each provider with its breaker, and what it did for the tenant in the last hour."""
+    return await call.tenant_api.provider_overview()
 
 
 @routes.get("/providers/{id}", scope=Scope.READ, errors=("NOT_FOUND",))
@@ -69,7 +77,13 @@ async def set_breaker(call: ApiCall, id: ProviderName, body: BreakerBody) -> Pro
     """Open or close a provider's breaker by hand, or return it to automatic control."""
     name = (await _view(call, id)).id
     await call.note("breaker.set", name, phase=body.phase.value, why=body.why)
-    await call.service.engine.force_breaker(name, _FORCED[body.phase], who=call.caller.who, why=body.why)
+    await call.service.engine.force_breaker(
+        name,
+        _FORCED[body.phase],
+        who=call.caller.who,
+        why=body.why,
+        lasting=None if body.for_ms is None else timedelta(milliseconds=body.for_ms),
+    )
     return await _view(call, name)
 
 

@@ -14,17 +14,61 @@ from homing.api.intake.notifications import to_timedelta
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.notifications import Notification
+from homing.core.overview import OpenAlert, Overview
 from homing.core.request_decoding import to_camel_case
 from homing.core.retry.policy import MatchKeys
 from homing.core.send_request import priority_of
-from homing.core.statistics import AttemptStatistics, AttemptSuccess, ErrorGroup, QueueHealth, RollUp
+from homing.core.statistics import (
+    AttemptStatistics,
+    AttemptSuccess,
+    ErrorGroup,
+    QueueHealth,
+    RollUp,
+    WaitingGroups,
+)
 from homing.wire.common import ItemList
-from homing.wire.queue import DelayQuery, ErrorsQuery, PendingQuery, RetryDelay, RollUpsQuery, WaitingQuery
+from homing.wire.queue import (
+    DelayQuery,
+    ErrorsQuery,
+    HistogramQuery,
+    PendingQuery,
+    RetryDelay,
+    RollUpsQuery,
+    WaitingQuery,
+)
 
 routes = Routes("Queue")
 
 
 _READ = Scope.READ
+
+
+@routes.get("/overview", scope=_READ)
+async def get_overview(call: ApiCall) -> Overview:
+    """Retrieve the state of deliveries right now.
+
+    `verdict` says in one sentence what is wrong. Each channel has its rate, success, lateness and backlog,
+    with one point per minute for the last hour and one per quarter of an hour for the last day.
+    """
+    return await call.tenant_api.overview()
+
+
+@routes.get("/queue/histogram", scope=_READ)
+async def get_waiting_histogram(call: ApiCall, query: HistogramQuery) -> WaitingGroups:
+    """Count what waits by due time, lane, provider and reason.
+
+    Shows a wave of retries before it comes. At most 200,000 notifications are counted; if more wait,
+    `complete` is false.
+    """
+    return await call.tenant_api.waiting_histogram(
+        timedelta(milliseconds=query.step_ms), timedelta(milliseconds=query.span_ms)
+    )
+
+
+@routes.get("/alerts", scope=Scope.ADMIN)
+async def list_open_alerts(call: ApiCall) -> ItemList[OpenAlert]:
+    """List the alerts whose cause still exists, newest first. They are about all tenants."""
+    return ItemList(await call.service.engine.open_alerts())
 
 
 @routes.get("/queue/counts", scope=_READ)

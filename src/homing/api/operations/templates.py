@@ -5,6 +5,8 @@ Only a tenant's own templates can be changed here.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
@@ -45,17 +47,18 @@ async def list_templates(call: ApiCall, query: TemplateQuery) -> TemplatePage:
     return TemplatePage(items=found, cursor=found[-1].key if full else None)
 
 
-@routes.post("/templates/check", scope=_MAY_READ, body_optional=True)
+@routes.post("/templates/check", scope=Scope.MANAGE, body_optional=True)
 async def check_templates(call: ApiCall, body: TemplateDraft) -> CheckReport:
     """Check a draft or, without a body, all templates that the tenant can use.
 
     Each template must compile, exist in every declared locale with the same parts, and render with its sample
     data.
     """
-    if not body.locales:
-        return await call.tenant_api.templates.check()
-    draft = Template(key=body.key, locales=_locales(body.locales), sample=body.sample)
-    return await call.tenant_api.templates.check(draft)
+    with _rendering(call):
+        if not body.locales:
+            return await call.tenant_api.templates.check()
+        draft = Template(key=body.key, locales=_locales(body.locales), sample=body.sample)
+        return await call.tenant_api.templates.check(draft)
 
 
 @routes.get("/templates/{key}", scope=_MAY_READ, errors=("NOT_FOUND",))
@@ -95,15 +98,16 @@ async def delete_template(call: ApiCall, key: TemplateKey) -> DeleteTemplateResp
 
 @routes.post(
     "/templates/{key}/preview",
-    scope=_MAY_READ,
+    scope=Scope.MANAGE,
     body_optional=True,
     errors=("NOT_FOUND", "TEMPLATE_NOT_FOUND", "TEMPLATE_FAILED"),
 )
 async def preview_template(call: ApiCall, key: TemplateKey, body: PreviewBody) -> Preview:
     """Render a preview of a template. Nothing is sent or stored."""
-    return await call.tenant_api.templates.preview(
-        key, locale=body.locale, channel=body.channel, data=body.data
-    )
+    with _rendering(call):
+        return await call.tenant_api.templates.preview(
+            key, locale=body.locale, channel=body.channel, data=body.data
+        )
 
 
 @routes.get("/templates/{key}/versions", scope=_MAY_READ, errors=("NOT_FOUND",))
@@ -136,6 +140,11 @@ async def restore_template(call: ApiCall, key: TemplateKey, version: Version) ->
     """Restore an earlier version as the newest one. Works for deleted templates too."""
     await call.note("template.restore", key, version=version)
     return await call.tenant_api.templates.restore(key, version, who=call.caller.who)
+
+
+def _rendering(call: ApiCall) -> AbstractContextManager[None]:
+    """Limits how many previews and checks of one tenant, and of all, run at the same time."""
+    return call.service.one_of("renderings", call.caller.tenant, per_tenant=2, of_all=8)
 
 
 async def _own_version(call: ApiCall, key: str) -> int:

@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,9 @@ class Options(FlagGroup):
     ] = None
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="STORE", help="A SQLite file, a postgresql:// URL, or memory:."),
+        typer.Option(
+            "--store", metavar="STORE", help="SQLite file, postgresql:// or mongodb:// URL, or memory:."
+        ),
     ] = None
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="The tenant; default: “default”.")
@@ -128,13 +130,22 @@ class Options(FlagGroup):
             show_recipients=self.show_recipients or before.show_recipients,
         )
 
-    def settings(self, **flags: Any) -> Settings:
-        """Loads the settings for this command. `flags` override the file and the environment."""
+    def settings(self, without_file: Callable[[], Mapping[str, Any]] | None = None, **flags: Any) -> Settings:
+        """Loads the settings for this command. `flags` override the file and the environment.
+
+        `without_file` returns further settings that apply only if there is no settings file.
+        """
         from homing.settings import load_settings
 
         given = {"store": self.store, "tenant": self.tenant, **flags}
         database_url = os.environ.get("DATABASE_URL", "")
-        return load_settings(self.config, env=os.environ, flags=given, database_url=database_url)
+        return load_settings(
+            self.config,
+            env=os.environ,
+            flags=given,
+            database_url=database_url,
+            without_file=without_file,
+        )
 
 
 CommandBody = Callable[..., Any]
@@ -263,7 +274,11 @@ def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
     from homing import compose
 
     level = settings.log.level
-    compose.log_to_stderr(settings.log.format, "info" if verbose and level != "debug" else level)
+    compose.log_to_stderr(
+        settings.log.format,
+        "info" if verbose and level != "debug" else level,
+        settings.tracing.service_name,
+    )
 
 
 def login_name() -> str:

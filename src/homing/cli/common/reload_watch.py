@@ -31,6 +31,8 @@ class ReloadWatch:
         self._load = load
         self._hung_up = asyncio.Event()
         self._has_terminal = os.isatty(0)
+        self._seen = 0
+        """Number of the newest request that was handled, or that existed before this process."""
 
     def handle_hangup(self) -> None:
         """Handles SIGHUP. If it means that the terminal was closed, stops the process instead."""
@@ -39,10 +41,13 @@ class ReloadWatch:
         else:
             self._hung_up.set()
 
+    async def prepare(self) -> None:
+        """Notes the newest request. Those that follow are handled by `run`, also if they come before it."""
+        newest = await self._newest()
+        self._seen = 0 if newest is None else newest.number
+
     async def run(self) -> None:
         """Reads the settings again whenever that is requested, until cancelled."""
-        newest = await self._newest()
-        seen = 0 if newest is None else newest.number
         while True:
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -53,8 +58,8 @@ class ReloadWatch:
                 self._hung_up.clear()
                 await self._reload("signal", "SIGHUP", 0)
             newest = await self._newest()
-            if newest is not None and newest.number != seen:
-                seen = newest.number
+            if newest is not None and newest.number != self._seen:
+                self._seen = newest.number
                 await self._answer(newest)
 
     async def _newest(self) -> ReloadRequest | None:
@@ -113,6 +118,7 @@ async def watch_for_reload(homing: Homing, load: Callable[[], Settings]) -> Asyn
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, watch.handle_hangup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
+    await watch.prepare()
     task = asyncio.create_task(watch.run(), name="homing-reload")
     try:
         yield

@@ -110,13 +110,13 @@ def serve(
 def _check(settings: Settings) -> None:
     from homing.compose.factories import find_missing  # slow to import
 
-    if missing := find_missing("uvicorn", "httptools", "starlette", "jwt"):
+    if missing := find_missing("uvicorn", "httptools", "starlette", "jinja2", "jwt"):
         raise CliError(
             f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'"
         )
     if settings.service.workers > 1 and settings.store == "memory:":
         raise CliError(
-            "--workers: several processes cannot share memory:; use a SQLite file or postgresql://"
+            "--workers: several processes cannot share memory:; use a SQLite file, postgresql:// or mongodb://"
         )
     require_complete_templates(settings)
 
@@ -177,7 +177,10 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
     readable = os.access(file, os.R_OK)
     screen = options.screen
     screen.line(f"serving on {url} (store: {redact_store_url(settings.store)})")
-    screen.line(f"status page: {url}/, API docs: {url}/docs")
+    screen.line(f"dashboard: {url}/, API docs: {url}/docs")
+    if _is_local(host) and not settings.service.public_url:
+        link = await homing.web_sessions.create_link(settings.tenant, f"link:{socket.gethostname()}")
+        screen.line(f"sign in once, within an hour: {url}/ui/sign-in?link={link}")
     if made:
         screen.line(f"a first key with all scopes is in {file}, readable only by you. Try:")
     elif readable:

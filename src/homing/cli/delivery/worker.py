@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from homing.library import Homing
 
 
+LogMore = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+
+
 @command(app, "worker")
 async def worker(
     options: Options,
@@ -44,7 +47,7 @@ async def worker(
             help="Serve /metrics, /healthz and /readyz. Port 0 picks a free port.",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: LogMore = False,
 ) -> int:
     """Deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
     flags = _settings(interval, batch_size, metrics)

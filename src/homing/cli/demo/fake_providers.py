@@ -69,11 +69,13 @@ class DemoProvider:
         """Does nothing: a simulated provider has no connections."""
 
 
+CHANNELS = (Channel.EMAIL, Channel.SMS)
+
+
 def build_demo_engine(folder: Path, backend: Backend, *providers: DemoProvider) -> Homing:
     """Builds the demo's engine with these providers, tried in this order."""
     listed = {
-        one.name: Listed(id=one.name, provider=one, channels=(Channel.EMAIL,), breaker=BREAKER)
-        for one in providers
+        one.name: Listed(id=one.name, provider=one, channels=CHANNELS, breaker=BREAKER) for one in providers
     }
     return Homing(backend, config_file=folder / "homing.toml", providers=listed)
 

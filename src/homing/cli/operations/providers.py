@@ -20,7 +20,7 @@ from homing.cli.common.options import (
     record_audit,
 )
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_relative_time
+from homing.cli.common.units import format_relative_time, parse_delay
 from homing.cli.root import add_command_group
 from homing.core.durations import format_duration
 
@@ -94,30 +94,47 @@ async def try_out(
     return ExitCode.OK if all(one.usable for one in found) else ExitCode.NO
 
 
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="Return to automatic control after this time, e.g. 30m."),
+]
+
+
 @command(providers, "open")
-async def open_(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+async def open_(
+    options: Options, name: Name, who: Who = None, why: Why = "", lasting: For = None, json: Json = False
+) -> int:
     """Stop sending to a provider: hold its breaker open. Undo it with `close` or `auto`."""
     from homing.core.routing.breaker import Phase
 
-    return await _force(options, name, Phase.OPEN, who, why, json=json)
+    return await _force(options, name, Phase.OPEN, who, why, lasting, json=json)
 
 
 @command(providers, "close")
-async def close(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+async def close(
+    options: Options, name: Name, who: Who = None, why: Why = "", lasting: For = None, json: Json = False
+) -> int:
     """Use a provider regardless of failures: hold its breaker closed. Undo it with `auto`."""
     from homing.core.routing.breaker import Phase
 
-    return await _force(options, name, Phase.CLOSED, who, why, json=json)
+    return await _force(options, name, Phase.CLOSED, who, why, lasting, json=json)
 
 
 @command(providers, "auto")
 async def auto(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
     """Return a breaker to automatic control. It starts closed, and traffic ramps up."""
-    return await _force(options, name, None, who, why, json=json)
+    return await _force(options, name, None, who, why, None, json=json)
 
 
 async def _force(
-    options: Options, name: str, phase: Phase | None, who: str | None, why: str, *, json: bool
+    options: Options,
+    name: str,
+    phase: Phase | None,
+    who: str | None,
+    why: str,
+    lasting: str | None,
+    *,
+    json: bool,
 ) -> int:
     from homing.core.send_request import find_provider_id
 
@@ -125,7 +142,7 @@ async def _force(
         id = find_provider_id(name, {listed.id for listed in homing.roster})
         chosen = "auto" if phase is None else phase.value
         by = await record_audit(homing, "breaker.set", id, who=who, why=why, phase=chosen)
-        await homing.force_breaker(name, phase, who=by, why=why)
+        await homing.force_breaker(name, phase, who=by, why=why, lasting=parse_delay(lasting, "--for"))
         found = next(one for one in await homing.providers() if one.id == id)
     if json:
         print_json(found)

@@ -9,7 +9,7 @@ import typer
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, Who, Yes, command, confirm, open_engine, record_audit
 from homing.cli.common.screen import print_json
-from homing.cli.common.units import format_count, format_local_time
+from homing.cli.common.units import format_count, format_local_time, format_relative_time
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The sink's name.")]
 
 @command(sinks, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List the registered sinks. Shows which events each gets, and how many events wait for it."""
+    """List the registered sinks and the events that wait for each."""
     from homing.core.times import moment
 
     async with open_engine(options, existing=True) as homing:
@@ -38,6 +38,7 @@ async def list_(options: Options, json: Json = False) -> int:
                         "events": sorted(sink.events),
                         "durable": sink.durable,
                         "waiting": sink.waiting,
+                        "oldestAt": None if sink.oldest_at is None else moment(sink.oldest_at),
                         "parked": sink.parked,
                         "registeredAt": moment(sink.registered_at),
                         "lastSeenAt": moment(sink.last_seen_at),
@@ -48,12 +49,13 @@ async def list_(options: Options, json: Json = False) -> int:
         )
         return ExitCode.OK
     options.screen.table(
-        ("NAME", "KIND", "WAITING>", "PARKED>", "LAST SEEN", "EVENTS~"),
+        ("NAME", "KIND", "WAITING>", "OLDEST", "PARKED>", "LAST SEEN", "EVENTS~"),
         [
             (
                 sink.name,
                 sink.kind,
                 f"{sink.waiting:,}",
+                "" if sink.oldest_at is None else format_relative_time(moment(sink.oldest_at)),
                 f"{sink.parked:,}",
                 format_local_time(moment(sink.last_seen_at)),
                 ", ".join(sorted(sink.events)),

@@ -15,7 +15,9 @@ from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.clock_steps import ClockStep
+    from homing.core.ports.observers import SinkBacklogs
     from homing.core.statistics import ThresholdCheck
+    from homing.engine.settings import AlertThresholds
 
 
 @command(app, "stats")
@@ -101,6 +103,7 @@ async def health(options: Options, json: Json = False) -> int:
         found = list(health.thresholds)
         found.append(_check_workers(await homing.unattended_ms(), settings.thresholds.unattended_ms))
         found.append(_check_clock(await homing.suspected_clock_step()))
+        found += _check_sinks(await homing.sink_backlogs(), settings.thresholds)
     if (free := free_disk_bytes(settings.store)) is not None:
         found.append(_check_disk(free))
     exceeded = [check for check in found if check.exceeded]
@@ -145,6 +148,20 @@ def _check_workers(unattended_ms: int, limit_ms: int) -> ThresholdCheck:
     )
 
 
+def _check_sinks(backlogs: SinkBacklogs, limits: AlertThresholds) -> list[ThresholdCheck]:
+    """Checks the backlog of each sink. The name of the sink follows the name of the figure."""
+    from msgspec.structs import replace
+
+    from homing.engine.operations.health import check_sinks
+
+    by_sink = check_sinks(backlogs.sinks, backlogs.now_ms, limits)
+    return [
+        replace(check, metric=f"{check.metric}:{sink}")
+        for sink, checks in by_sink.items()
+        for check in checks
+    ]
+
+
 def _check_disk(free_bytes: int) -> ThresholdCheck:
     """Checks that the disk of the store is not full."""
     from homing.core.statistics import ThresholdCheck
@@ -181,7 +198,8 @@ def _wire(check: ThresholdCheck) -> ThresholdCheck:
 
     from homing.core.request_decoding import to_camel_case
 
-    return replace(check, metric=to_camel_case(check.metric))
+    name, mark, subject = check.metric.partition(":")
+    return replace(check, metric=f"{to_camel_case(name)}{mark}{subject}")
 
 
 def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
@@ -195,8 +213,8 @@ def _mark(check: ThresholdCheck | None) -> tuple[Any, Any]:
 def _limit(metric: str, value: float) -> str:
     if metric == "free_disk_bytes":
         return f"{value / 1_048_576:,.0f} MB"
-    durations = ("oldest_retry", "oldest_dead_letter_ms", "unattended_ms", "clock_step_ms")
-    return format_duration(value) if metric in durations else f"{value:g}"
+    durations = ("oldest_retry", "oldest_dead_letter_ms", "unattended_ms", "clock_step_ms", "sink_lag_ms")
+    return format_duration(value) if metric.partition(":")[0] in durations else f"{value:g}"
 
 
 def _value(value: Any) -> str:

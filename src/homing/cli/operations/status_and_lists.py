@@ -26,6 +26,8 @@ from homing.cli.root import app
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from homing.core.notifications import Notification
 
 
@@ -37,6 +39,9 @@ DelayFlag = Annotated[
         help="Compute with this base delay, doubled per retry. Changes nothing.",
     ),
 ]
+
+
+_HEADER = ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~")
 
 
 @command(app, "status")
@@ -74,13 +79,74 @@ async def list_(
         options.notes.line("no notifications found")
         return ExitCode.OK
     options.screen.table(
-        ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~"),
+        _HEADER,
         [_row(one, options.privacy) for one in page.items],
     )
     show_cursor(options, page.cursor)
     if unattended_ms > settings.thresholds.unattended_ms:
         options.notes.line(describe_unattended(unattended_ms))
     return ExitCode.OK
+
+
+@command(app, "find")
+async def find(
+    options: Options,
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT",
+            help="An id or its beginning, an address, the id of a recipient, batch or provider's message,"
+            " or KEY=VALUE in the metadata.",
+        ),
+    ],
+    filters: Annotated[FilterFlags, LeaveOut("address", "batch")],
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print all matches as CSV.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json-lines", help="Print all matches, one JSON object per line.")
+    ] = False,
+) -> int:
+    """Search for notifications, newest first."""
+    chosen = filters.build()
+    if csv + json + json_lines > 1:
+        raise CliError("--csv, --json and --json-lines exclude each other; choose one")
+    async with open_engine(options, existing=True) as homing:
+        if csv or json_lines:
+            await _export(options, homing.find_all(text, chosen), as_csv=csv)
+            return ExitCode.OK
+        page = await homing.find(text, chosen, limit=limit, cursor=cursor)
+    if json:
+        print_json(options.privacy.wire(page))
+        return ExitCode.OK
+    if page.items:
+        options.screen.table(_HEADER, [_row(one, options.privacy) for one in page.items])
+    else:
+        options.notes.line("no notifications found")
+    if not page.complete:
+        options.notes.line("not complete: older notifications were not compared; the next page goes on there")
+    show_cursor(options, page.cursor)
+    return ExitCode.OK
+
+
+async def _export(options: Options, found: AsyncIterator[Notification], *, as_csv: bool) -> None:
+    import sys
+
+    import msgspec
+    from msgspec.structs import replace
+
+    from homing.engine.operations.search_export import csv_header, csv_line
+
+    if as_csv:
+        sys.stdout.write(csv_header())
+    async for one in found:
+        if as_csv:
+            masked = replace(one, last_error=options.privacy.error(one.last_error, one.recipient))
+            sys.stdout.write(csv_line(masked, options.privacy.recipient(one)))
+        else:
+            wire = options.privacy.wire(one, one.recipient)
+            sys.stdout.write(msgspec.json.encode(wire).decode() + "\n")
 
 
 @command(app, "waiting")
@@ -158,7 +224,7 @@ async def retry_info(
             ("notification", info.notification_id),
             ("status", styled(info.status.value)),
             ("attempts", f"{info.current_attempts - info.moves} of {info.max_attempts}"),
-            ("moves at once", str(info.moves)),
+            ("not counted", str(info.moves)),
             ("spent providers", ", ".join(info.spent)),
             ("retries remaining", str(info.retries_remaining)),
             ("has more retries", _yes(info.has_more_retries)),
@@ -185,7 +251,7 @@ def _facts(n: Notification, privacy: RecipientMask) -> list[tuple[str, Any]]:
         ("type", n.type + (f" (category {n.category})" if n.category != n.type else "")),
         ("origin", n.origin),
         ("content", summary[:80] + ("…" if len(summary) > 80 else "")),
-        ("attempts", str(n.attempt_count) + (f" ({n.moves} moves at once)" if n.moves else "")),
+        ("attempts", str(n.attempt_count) + (f" ({n.moves} not counted)" if n.moves else "")),
         ("spent providers", ", ".join(n.spent)),
         ("provider", f"{n.provider}{pinned}"),
         ("accepted", _when(n.created_at)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,6 +42,8 @@ _MOST_SKEW_MS = 2_000
 _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
 
 _MOST_LEASES_PER_TENANT = 2_000
+
+_PLUG_IN_ADVICE = "check its settings, and that it is reachable"
 
 _STORE_CHECKS = frozenset(
     {"server", "encoding", "commits", "writes", "role", "prepared", "vacuum", "pooler", "listen", "rows"}
@@ -88,8 +90,8 @@ async def doctor(
 ) -> int:
     """Check everything that delivery needs.
 
-    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, templates, providers
-    and sinks.
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events, templates, providers,
+    sinks, timers and bridges.
     """
     if send is None and channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
@@ -139,10 +141,8 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
         has_store = False
     if settings.templates.folder:
         yield _about_templates(settings)
-    async for finding in _about_providers(settings):
+    async for finding in _about_plug_ins(settings):
         yield finding
-    if (sinks := _about_sinks(settings)) is not None:
-        yield sinks
     if target is not None:
         async for finding in _sent(options, settings, target, has_store=has_store):
             yield finding
@@ -334,11 +334,17 @@ async def _leases(settings: Settings, store: Backend) -> DoctorFinding:
 
 
 async def _outbox(settings: Settings, store: Backend) -> DoctorFinding:
-    waiting = (await store.size())["outbox"]
-    ok = waiting <= 1_000
-    detail = f"{format_count(waiting, 'event')} waiting to be published"
-    advice = "" if ok else "check that a worker runs and the event sinks are reachable"
-    return DoctorFinding(name="events", ok=ok, detail=detail, advice=advice)
+    """Checks the backlog of each sink, as the alerts do."""
+    from homing.engine.operations.health import check_sinks
+
+    sinks = await store.sinks()
+    by_sink = check_sinks(sinks, await store.now_ms(), settings.thresholds)
+    late = [name for name, checks in by_sink.items() if any(check.exceeded for check in checks)]
+    detail = f"{format_count(sum(sink.waiting for sink in sinks), 'event')} waiting to be published"
+    if late:
+        detail += f"; too many or too old for {', '.join(late)}"
+    advice = "see `homing sinks list`; check that a worker runs and the sinks are reachable" if late else ""
+    return DoctorFinding(name="events", ok=not late, detail=detail, advice=advice)
 
 
 def _lease_ms(settings: Settings) -> int:
@@ -360,35 +366,48 @@ def _disk(settings: Settings) -> DoctorFinding | None:
     return DoctorFinding(name="disk", ok=ok, detail=f"{free / 1_073_741_824:.1f} GB free", advice=advice)
 
 
-async def _about_providers(settings: Settings) -> AsyncIterator[DoctorFinding]:
+async def _about_plug_ins(settings: Settings) -> AsyncIterator[DoctorFinding]:
+    """Examines providers, sinks, timers and bridges: whether each can be built, and what it reports."""
     from homing import compose
     from homing.core.errors import HomingError
-    from homing.engine.delivery.breakers import find_problem
+    from homing.core.ports.diagnosis import SupportsDiagnosis
+    from homing.engine.health_checks import find_problem
 
     try:
         roster = compose.build_roster(settings)
     except HomingError as error:
         yield DoctorFinding(name="providers", ok=False, detail=str(error))
-        return
-    for listed in roster:
-        serves = ", ".join(channel.value for channel in listed.channels)
-        problem = await find_problem(listed)
-        advice = "check its settings, and that it is reachable" if problem else ""
-        detail = f"{listed.id} ({serves}): {problem or 'usable'}"
-        yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
-    await roster.close()
+    else:
+        for listed in roster:
+            label = f"{listed.id} ({', '.join(channel.value for channel in listed.channels)})"
+            if isinstance(listed.provider, SupportsDiagnosis):
+                yield await _diagnosed("provider", label, listed.provider)
+                continue
+            problem = await find_problem(listed.provider.check)
+            advice = _PLUG_IN_ADVICE if problem else ""
+            detail = f"{label}: {problem or 'usable'}"
+            yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)
+        await roster.close()
+    for kind, build in (
+        ("sink", lambda: {name: one.sink for name, one in compose.build_sinks(settings).items()}),
+        ("timer", lambda: {name: one.timer for name, one in compose.build_timers(settings).items()}),
+        ("bridge", lambda: compose.build_bridges(settings)),
+    ):
+        try:
+            built: Mapping[str, object] = build()
+        except HomingError as error:
+            yield DoctorFinding(name=f"{kind}s", ok=False, detail=str(error))
+            continue
+        for name, plug_in in built.items():
+            yield await _diagnosed(kind, name, plug_in)
 
 
-def _about_sinks(settings: Settings) -> DoctorFinding | None:
-    """Returns a finding if a sink cannot be built from the settings."""
-    from homing import compose
-    from homing.core.errors import HomingError
+async def _diagnosed(kind: str, label: str, plug_in: object) -> DoctorFinding:
+    from homing.engine.health_checks import diagnose
 
-    try:
-        compose.build_sinks(settings)
-    except HomingError as error:
-        return DoctorFinding(name="sinks", ok=False, detail=str(error))
-    return None
+    found = await diagnose(plug_in)
+    advice = "" if found.ok else _PLUG_IN_ADVICE
+    return DoctorFinding(name=kind, ok=found.ok, detail=f"{label}: {found.detail}", advice=advice)
 
 
 # Test messages ---------------------------------------------------------------------------------------

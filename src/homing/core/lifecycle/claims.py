@@ -162,8 +162,8 @@ class Claim(Struct, frozen=True, gc=False):
     failures_here: int = 0
     """Number of failures at `provider` in this round of failover."""
     moves: int = 0
-    """Number of attempts that are moves at once, with this attempt if it is one. They are included in
-    `attempt`, but neither backoff nor the maximum number of attempts counts them."""
+    """Number of attempts that do not count: moves at once, with this attempt if it is one, and uncounted
+    failures. They are included in `attempt`, but not in the number that backoff and maximum use."""
     free_move: bool = False
     """True if this attempt is a move at once."""
     last_delay_ms: int = 0

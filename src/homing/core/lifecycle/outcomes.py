@@ -28,6 +28,10 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """Set by a provider together with `bad_content` if its error table does not list the error, so that the
     kind is only a guess from the HTTP status. The engine changes the kind to `provider_fault` if another
     provider can still be tried."""
+    uncounted: bool = False
+    """Set by a provider if the failure says nothing about the message, for example because its broker is
+    away. The attempt is stored like any other, but it does not count toward `max_attempts`, so that only
+    `max_age` ends the retries."""
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
@@ -103,7 +107,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """Provider → `Spent` from now on, if the attempt or a new round of failover changes it. None keeps the
     row's value."""
     moves: int = 0
-    """Number of moves at once so far, with that of the next attempt. Applied only together with `spent`."""
+    """Number of attempts that do not count: moves at once, with that of the next attempt, and attempts whose
+    outcome was `uncounted`. Applied only together with `spent`."""
     free_move: bool = False
     """True if the next attempt is a move at once, which neither backoff nor the maximum number of attempts
     counts."""

@@ -9,7 +9,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.rows import Change, Row
-from homing.core.notifications import Message, Status
+from homing.core.notifications import Channel, Message, Status
 
 # Looked up once: up to Python 3.11, `Status.FAILED` calls a method written in Python.
 _SENDING, _FAILED = Status.SENDING, Status.FAILED
@@ -23,8 +23,11 @@ def has_events(change: Change, subscribed: Collection[str]) -> bool:
     after = change.row.status
     if change.before is after or after is _SENDING:
         return False
-    return events.STATUS_CHANGED in subscribed or (
-        after is _FAILED and events.NOTIFICATION_FAILED in subscribed
+    if events.STATUS_CHANGED in subscribed:
+        return True
+    return after is _FAILED and (
+        events.NOTIFICATION_FAILED in subscribed
+        or (events.MANUAL_REVIEW in subscribed and _needs_review(change.row))
     )
 
 
@@ -59,7 +62,22 @@ def events_of(
             at=change.at,
         )
         made.append(_event(row, events.NOTIFICATION_FAILED, change.at, payload))
+    if row.status is Status.FAILED and events.MANUAL_REVIEW in subscribed and _needs_review(row):
+        payload = events.manual_review(
+            notification_id=row.id,
+            address=row.address,
+            message=message,
+            reason=row.reason,
+            last_error=row.last_error,
+            at=change.at,
+        )
+        made.append(_event(row, events.MANUAL_REVIEW, change.at, payload))
     return made
+
+
+def _needs_review(row: Row) -> bool:
+    """Returns True for a message of a broker, which its sender had tried before Homing got it."""
+    return row.channel is Channel.QUEUE and row.attempts_before > 0
 
 
 def roll_up_counts(change: Change) -> Mapping[str, int]:

@@ -73,8 +73,8 @@ class Row(Struct, gc=False):
     max_attempts: int | None = None
     failures_here: int = 0
     moves: int = 0
-    """Number of attempts that were moves at once to another provider. They are included in `attempts`, but do
-    not count toward the maximum number of attempts, and backoff does not grow with them."""
+    """Number of attempts that were moves at once to another provider or uncounted failures. They are included
+    in `attempts`, but do not count toward the maximum number of attempts."""
     free_move: bool = False
     """True if the next attempt is a move at once, already included in `moves`. While `sending`, this is the
     attempt in flight."""

@@ -13,6 +13,8 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Status
 from homing.core.ports.bridges import BridgeState
+from homing.core.ports.plug_ins import SinkState
+from homing.core.ports.stores import RegisteredSink
 from homing.core.ports.timers import TimerState
 from homing.core.routing.breaker import Phase
 
@@ -117,6 +119,8 @@ class ProcessSnapshot(Struct, frozen=True, kw_only=True):
     """Name → state of each timer that the settings name. A lost timer delays work until the next poll."""
     bridges: Mapping[str, BridgeState] = field(default_factory=dict)
     """Name → state of each bridge that was started in this process."""
+    sinks: Mapping[str, SinkState] = field(default_factory=dict)
+    """Name → what this process has published to each of its sinks."""
 
 
 class QueueDepths(Struct, frozen=True, kw_only=True):
@@ -125,6 +129,13 @@ class QueueDepths(Struct, frozen=True, kw_only=True):
     statuses: Mapping[Status, int]
     oldest_retry_ms: int | None
     """Longest time since the first failure of a waiting retry. None if no retry waits."""
+
+
+class SinkBacklogs(Struct, frozen=True, kw_only=True):
+    """The registered sinks with the events that wait for each, and the store's time."""
+
+    now_ms: int
+    sinks: tuple[RegisteredSink, ...]
 
 
 class Readiness(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -56,7 +56,11 @@ class Renderer(Protocol):
 
 
 class Sink(Protocol):
-    """Publishes events to another system."""
+    """Publishes events to another system.
+
+    A class may have an attribute `default_events`, the names of the events that it gets unless the settings
+    name others. Otherwise it gets dead letters and alerts.
+    """
 
     async def open(self) -> None:
         """Connects. Called before the first `publish`, and again later if it raises."""
@@ -65,7 +69,12 @@ class Sink(Protocol):
         """Disconnects. Called once, after the last `publish`, and only if `open` has succeeded."""
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Publishes events in the given order. If it raises, the same events are published again later."""
+        """Publishes events in the given order. If it raises, the same events are published again later.
+
+        A sink that knows more raises `SinkUnavailable` or `EventsRefused`, which say what was published
+        nevertheless, what is refused, and how long to wait. The form of events is that of `event_body` and
+        `event_headers` in `homing.core.lifecycle.events`, the same on every sink.
+        """
 
 
 class SubscribedSink(Struct, frozen=True):
@@ -78,6 +87,17 @@ class SubscribedSink(Struct, frozen=True):
     """True if events wait for the sink even while no process uses it.
 
     False if the sink may be removed with its events once no process has used it for an hour."""
+
+
+class SinkState(Struct, frozen=True, kw_only=True):
+    """What this process has published to a sink."""
+
+    published: int = 0
+    """Number of events that this process has published."""
+    failures: int = 0
+    """Number of rounds in which the sink did not take all events, or could not be opened."""
+    available: bool = True
+    """False after a round in which the sink took no event, until it takes one."""
 
 
 EventCallback = Callable[[Event], Awaitable[None] | None]

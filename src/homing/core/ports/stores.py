@@ -32,7 +32,15 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
+from homing.core.statistics import (
+    ErrorGroup,
+    GoalRollUp,
+    MinuteRollUp,
+    RollUp,
+    Tally,
+    Unacknowledged,
+    WaitingGroups,
+)
 from homing.core.times import check_duration_ms
 
 
@@ -224,10 +232,13 @@ class Store(Protocol):
         limit: int = 50,
         cursor: str | None = None,
         oldest_first: bool = False,
+        scan: int | None = None,
     ) -> Page:
         """Returns one page of the notifications that match the filter, newest id first.
 
-        With `oldest_first`, the oldest id comes first, on this page and on those of its cursor.
+        With `oldest_first`, the oldest id comes first, on this page and on those of its cursor. With `scan`,
+        at most this many notifications are compared with the filter. If there are more, the page is marked as
+        not complete, and its cursor continues after them.
         """
 
     async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
@@ -244,16 +255,25 @@ class Store(Protocol):
         A status without any is left out. If `tenant` is None, those of all tenants are counted.
         """
 
+    async def waiting_groups(
+        self, tenant: str, *, step_ms: int | None = None, limit: int = 20_000
+    ) -> WaitingGroups:
+        """Groups the waiting notifications by lane, provider, reason and, if `step_ms` is given, due time.
+
+        At most `limit` notifications are counted. If more wait, the result is marked as not complete.
+        """
+
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         """Returns exact counts by status and attempts, for one tenant, or for all if `tenant` is None."""
 
     async def error_groups(
-        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED, newest: int | None = None
     ) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
         The largest group comes first. The newest dead letter of each group is its example. With the status
-        `retrying`, what waits for a retry is grouped instead, the newest by its last attempt.
+        `retrying`, what waits for a retry is grouped instead, the newest by its last attempt. With `newest`,
+        only this many notifications are grouped, those that were accepted last.
         """
 
     async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
@@ -266,6 +286,15 @@ class Store(Protocol):
         """Returns the hourly roll-ups of the last `since_ms`, oldest first.
 
         If `tenant` is None, the roll-ups of all tenants are returned.
+        """
+
+    async def minute_roll_ups(
+        self, tenant: str | None, *, since_ms: int, step_ms: int = 60_000
+    ) -> tuple[MinuteRollUp, ...]:
+        """Returns the sums of the last `since_ms` in steps of `step_ms`, whole minutes, oldest first.
+
+        The first step may begin earlier. Sums of single minutes are kept for 48 hours. If `tenant` is None,
+        those of all tenants are returned.
         """
 
     async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
@@ -306,7 +335,7 @@ class Store(Protocol):
         """Deletes at most `limit` rows of each kind that are older than their retention.
 
         Returns how many were deleted, by kind: `notifications`, `keys`, `receipts` and `outbox`. Tallies
-        count deleted notifications as `purged`; hourly roll-ups are kept.
+        count deleted notifications as `purged`; hourly roll-ups are kept, and those of minutes for 48 hours.
         """
 
     async def size(self) -> Mapping[str, int]:
@@ -658,6 +687,8 @@ class RegisteredSink(SinkRegistration, frozen=True, kw_only=True):
     """Number of events that the sink has not published yet, without those that are parked."""
     parked: int = 0
     """Number of events that were set aside, because the sink refused them again and again."""
+    oldest_at: int | None = None
+    """Epoch milliseconds at which the first of the waiting events happened. None if no event waits."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True):

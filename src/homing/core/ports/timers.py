@@ -76,3 +76,5 @@ class TimerState(Struct, frozen=True, kw_only=True):
     """Number of due times that the timer has taken."""
     discarded: int
     """Number of due times that it did not get, because it failed or was too slow."""
+    failures: int
+    """Number of failed calls, of all methods."""

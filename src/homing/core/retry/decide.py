@@ -166,8 +166,9 @@ def wait_for_next_round(claim: Claim, policy: RetryPolicy, route: Route, *, now:
         return postpone(claim, policy, 0, Reason.NO_PROVIDER)
     if counted >= allowed_attempts(claim, policy):
         return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
-    backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
-    floor_ms, _ = bounds_ms(policy, counted, claim.last_delay_ms)
+    step_number = counted or attempts_made(claim)  # if all attempts were uncounted
+    backoff_ms = delay_ms(policy, step_number, u, claim.last_delay_ms)
+    floor_ms, _ = bounds_ms(policy, step_number, claim.last_delay_ms)
     spent = refused_only(claim.spent)
     step, wait_ms = _start_of_round(claim, route, spent, claim.holds, now, backoff_ms, backoff_ms - floor_ms)
     return replace(
@@ -253,12 +254,17 @@ def _settle_retry(
     moves_are_free = broken or policy.failover_wait is FailoverWait.NONE
     at_once = spends and other is not None and moves_are_free
     counted = claim.attempt - claim.moves
-    if not at_once and counted >= allowed_attempts(claim, policy):
+    # Each round counts one attempt, unless all of them are uncounted. If this was the one, the next one is.
+    uncounts = outcome.uncounted and not claim.free_move
+    free_move = at_once and not uncounts
+    if not at_once and not outcome.uncounted and counted >= allowed_attempts(claim, policy):
         return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
 
     retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
-    backoff_ms = delay_ms(policy, counted, u, claim.last_delay_ms)
-    shortest_ms, longest_ms = bounds_ms(policy, counted, claim.last_delay_ms)
+    # Attempts that do not count must still become rarer, or an outage would be met with the shortest delay.
+    step_number = claim.attempt if uncounts else counted
+    backoff_ms = delay_ms(policy, step_number, u, claim.last_delay_ms)
+    shortest_ms, longest_ms = bounds_ms(policy, step_number, claim.last_delay_ms)
     jitter_ms = backoff_ms - shortest_ms
     step, wait_ms = RouteStep(here), backoff_ms
     if not spends:
@@ -277,6 +283,7 @@ def _settle_retry(
             return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         # Another provider may still send it in time.
         step, wait_ms, failures, spent, at_once = other, 0, 0, without_here, moves_are_free
+        free_move = at_once and not uncounts
 
     return Settlement(
         id=claim.id,
@@ -290,8 +297,8 @@ def _settle_retry(
         outlet=_outlet(claim, step),
         failures_here=failures,
         spent=spent,
-        moves=claim.moves + at_once,
-        free_move=at_once,
+        moves=claim.moves + free_move + uncounts,
+        free_move=free_move,
         last_delay_ms=claim.last_delay_ms if at_once else backoff_ms,
         hold_ms=retry_after_ms,  # even if the delay covers it: a receipt may end this wait
         max_age_ms=policy.max_age_ms,

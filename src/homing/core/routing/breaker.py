@@ -5,9 +5,9 @@ closed ─ N consecutive failures ─► open ─ pause over, or a good health c
   └──────────── success ────────────┼────────────────────────────────────────────┤
                                     └────────────── failure ─────────────────────┘
 
-A phase that an operator has forced applies until the operator releases it. After a recovery, traffic to the
-provider or outlet ramps up instead of starting with the whole backlog at once. A breaker that the settings
-turn off never opens by itself.
+A phase that an operator has forced applies until the operator releases it, or until its time is over. After
+a recovery, traffic to the provider or outlet ramps up instead of starting with the whole backlog at once. A
+breaker that the settings turn off never opens by itself.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Breaker(Struct, frozen=True, kw_only=True):
     """Phase set by an operator. None under automatic control."""
     forced_by: str = ""
     forced_why: str = ""
+    forced_until: int = 0
+    """Time at which the breaker returns to automatic control. 0 if an operator must release it."""
     why: str = ""
     """Why receipts opened the breaker. While it is set, a health check does not shorten the pause. Empty if
     failed sends opened the breaker."""
@@ -121,6 +123,16 @@ def blames_provider(kind: OutcomeKind) -> bool | None:
     return None if kind in _NEUTRAL else False
 
 
+def release_expired(breaker: Breaker, now: int) -> Breaker:
+    """Returns the breaker under automatic control if the time for which it was forced is over.
+
+    It then starts closed, as after a release by an operator. Any other breaker is returned as it is.
+    """
+    if breaker.forced is None or not breaker.forced_until or now < breaker.forced_until:
+        return breaker
+    return force_phase(breaker, None, "", breaker.forced_until)
+
+
 def check_gate(breaker: Breaker, now: int) -> BreakerGate:
     """Returns whether the breaker permits an attempt now."""
     if breaker.forced is not None:
@@ -139,7 +151,7 @@ def check_gate(breaker: Breaker, now: int) -> BreakerGate:
 def reopens_at(breaker: Breaker) -> int | None:
     """Returns when a breaker that blocks attempts permits a trial, or None if an operator must release it."""
     if breaker.forced is not None:
-        return None
+        return breaker.forced_until or None
     return breaker.trial_until if breaker.phase is Phase.HALF_OPEN else breaker.open_until
 
 
@@ -225,14 +237,17 @@ def record_health_check(breaker: Breaker, now: int) -> Breaker:
     return breaker
 
 
-def force_phase(breaker: Breaker, phase: Phase | None, who: str, now: int, why: str = "") -> Breaker:
-    """Sets the phase on behalf of an operator.
+def force_phase(
+    breaker: Breaker, phase: Phase | None, who: str, now: int, why: str = "", for_ms: int | None = None
+) -> Breaker:
+    """Sets the phase on behalf of an operator, for a time or, if `for_ms` is None, until it is released.
 
     If `phase` is None, the breaker returns to automatic control and starts closed.
     """
     if phase is None:
         return Breaker(changed_at=now, ramp_from=now, version=breaker.version)
-    return replace(breaker, forced=phase, forced_by=who, forced_why=why, changed_at=now)
+    until = 0 if for_ms is None else now + for_ms
+    return replace(breaker, forced=phase, forced_by=who, forced_why=why, forced_until=until, changed_at=now)
 
 
 def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float | None:

@@ -23,8 +23,8 @@ class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """When the breaker next allows a trial. Set while the breaker is not forced and allows no attempt: while
-    it is open, and while a trial is in flight."""
+    """When the breaker next allows a trial. Set while the breaker allows no attempt: while it is open, and
+    while a trial is in flight. If the phase is forced for a time, when it returns to automatic control."""
 
 
 class BreakerPolicyView(Struct, frozen=True, kw_only=True, rename="camel"):

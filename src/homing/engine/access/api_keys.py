@@ -97,12 +97,23 @@ class ApiKeyManager:
         known = await self._cache.get(id)
         if not secret_matches(known.record if known else None, secret) or known is None:
             return None
+        return await self._admit(known)
+
+    async def find_caller(self, id: str) -> Caller | None:
+        """Returns the caller of the key with this id, for a session that began with the key.
+
+        Returns None if the key is unknown, expired or revoked, or if its tenant is disabled.
+        """
+        known = await self._cache.get(id)
+        return None if known is None else await self._admit(known)
+
+    async def _admit(self, known: _CachedKey) -> Caller | None:
         now = self._clock.now_ms()
         if not known.record.is_active(now):
             return None
         if not await self._tenants.enabled(known.record.tenant):
             return None
-        self._record_use(id, now)
+        self._record_use(known.record.id, now)
         return known.caller
 
     def _record_use(self, id: str, now: int) -> None:

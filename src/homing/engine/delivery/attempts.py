@@ -194,6 +194,7 @@ def sanitize_outcome(outcome: object) -> Outcome:
         provider_message_id=sanitize_text(outcome.provider_message_id, 255),
         retry_after_ms=wait_ms if type(wait_ms) is int and wait_ms > 0 else None,
         unlisted=outcome.unlisted is True,
+        uncounted=outcome.uncounted is True,
     )
 
 

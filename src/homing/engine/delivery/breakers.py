@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -13,7 +13,6 @@ from homing.core.notifications import Mode, OutcomeKind
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
-from homing.core.redaction import redact
 from homing.core.retry.policy import PolicyBook
 from homing.core.routing.breaker import (
     Breaker,
@@ -28,12 +27,12 @@ from homing.core.routing.breaker import (
     ramp_per_second,
     record_health_check,
     record_outcome,
+    release_expired,
     reopens_at,
 )
 from homing.core.routing.fair_share import reserve_of
 from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
-from homing.engine.delivery.attempts import sanitize_text
-from homing.engine.plug_in_calls import call_within
+from homing.engine.health_checks import find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep.alerts import Alerts
@@ -47,7 +46,6 @@ _REFRESH_MS = 1_000
 _STALE_MS = 5_000
 """Age from which on breaker states and the store's time are too old to start an attempt."""
 
-_CHECK_TIMEOUT_S = 10
 """Time that a provider's health check may take."""
 
 _CHECK_EARLY_MS = 50
@@ -80,7 +78,9 @@ class Breakers:
         alerts: Alerts,
         worker: str,
         observer: Observer = NULL_OBSERVER,
+        wake_worker: Callable[[], None] = lambda: None,
     ) -> None:
+        """`wake_worker` makes the worker of this process claim, because a provider may be tried again."""
         self._roster = roster
         self._known = frozenset(listed.id for listed in roster)
         self._backend = backend
@@ -89,6 +89,7 @@ class Breakers:
         self._alerts = alerts
         self._worker = worker
         self._observer = observer
+        self._wake_worker = wake_worker
         self._states: dict[str, Breaker] = {}
         """The breakers as this worker sees them, with its own changes that are not stored yet."""
         self._stored: dict[str, Breaker] = {}
@@ -158,7 +159,8 @@ class Breakers:
 
     def state(self, provider: str) -> Breaker:
         """Returns the last known state of a breaker."""
-        return self._states.get(provider) or _NEW
+        state = self._states.get(provider) or _NEW
+        return release_expired(state, self._store_clock.now()) if state.forced_until else state
 
     def now(self) -> int:
         """Returns the store's time, by which the pauses of breakers are measured."""
@@ -174,7 +176,8 @@ class Breakers:
 
     def any_open(self) -> bool:
         """Returns True if the last known state of some breaker is open and under automatic control."""
-        return any(state.phase is Phase.OPEN and not state.forced for state in self._states.values())
+        states = map(self.state, tuple(self._states))
+        return any(state.phase is Phase.OPEN and not state.forced for state in states)
 
     def is_closed(self, provider: str) -> bool:
         """Returns True if the breaker is closed and not forced, which is the usual case."""
@@ -217,7 +220,7 @@ class Breakers:
         starts = self._ramp(provider, 0)
         return starts, max(0, starts - reserve_of(Mode.PRIORITY, limit.burst))
 
-    def spend_ramp(self, provider: str, starts: int = 1) -> None:
+    def spend_ramp(self, provider: str, starts: int) -> None:
         """Counts attempts started at a provider against its limit, if the provider is being ramped up."""
         if provider in self._roster:
             self._ramp(provider, starts)
@@ -272,7 +275,7 @@ class Breakers:
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
         """Records the outcome of an attempt. A change of phase is stored at the next refresh."""
-        before = self._states.get(provider) or _NEW
+        before = self.state(provider)
         if kind is _ACCEPTED and before.phase is _CLOSED and not before.failures:
             return
         listed = self._roster.get(provider)
@@ -287,14 +290,17 @@ class Breakers:
             self._unshared.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
 
-    async def force(self, provider: str, phase: Phase | None, who: str, why: str = "") -> Breaker:
-        """Forces a breaker open or closed for an operator.
+    async def force(
+        self, provider: str, phase: Phase | None, who: str, why: str = "", for_ms: int | None = None
+    ) -> Breaker:
+        """Forces a breaker open or closed for an operator, for a time or until it is released.
 
         A phase of None returns it to automatic control.
         """
         while True:
             await self.refresh(at_once=True)
-            forced = force_phase(self.state(provider), phase, who, self._store_clock.now(), why)
+            now = self._store_clock.now()
+            forced = force_phase(self.state(provider), phase, who, now, why, for_ms)
             if await self._backend.put_breaker(provider, forced):
                 self._states[provider] = self._wrote(provider, forced)
                 self._announce_forced(provider, phase, who, why)
@@ -358,12 +364,13 @@ class Breakers:
             or check_gate(state, self._store_clock.now()) is not BreakerGate.STOP
         ):
             return
-        if problem := await find_problem(listed):
+        if problem := await find_problem(listed.provider.check):
             log.info("health check of %s failed: %s", listed.id, problem)
             return
         better = record_health_check(state, self._store_clock.now())
         if better is not state and await self._backend.put_breaker(listed.id, better):
             self._states[listed.id] = self._wrote(listed.id, better)
+            self._wake_worker()
 
     async def _share(self) -> None:
         for provider in sorted(self._unshared):
@@ -433,14 +440,3 @@ class Breakers:
 def max_trial_ms(book: PolicyBook) -> int:
     """Returns the milliseconds after which a trial counts as lost, which is longer than any attempt takes."""
     return book.longest_timeout_ms + 5_000
-
-
-async def find_problem(listed: Listed) -> str:
-    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
-    try:
-        good = await call_within(listed.provider.check, 1000 * _CHECK_TIMEOUT_S)
-    except TimeoutError:
-        return f"no answer within {_CHECK_TIMEOUT_S} s"
-    except Exception as error:  # a health check may raise anything
-        return sanitize_text(redact(str(error)) or type(error).__name__) or ""
-    return "" if good else "the health check failed"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from homing.core.errors import HomingError
 from homing.core.lifecycle.claims import Acceptance, Submission
 from homing.core.lifecycle.due_times import DueTime, accepted_due_times, settled_due_times
 from homing.core.notifications import Priority
@@ -113,9 +114,6 @@ class Timers:
         clock: Clock,
     ) -> None:
         self.given = given
-        self._serves_all_priorities = {
-            priority for assigned in given.values() for priority in assigned.priorities
-        }.issuperset(Priority)
         self.wake = wake
         self._local = LocalTimer(wake)
         self._store_now_ms = store_now_ms
@@ -163,11 +161,14 @@ class Timers:
         """Returns the longest sleep of an idle worker, for the setting `worker.poll_ms`.
 
         It is a fifth of that while the store's reports do not arrive, as behind some poolers, unless other
-        timers serve all priorities.
+        timers listen for all priorities.
         """
-        if self._store_timer is None or self._store_timer.is_notified or self._serves_all_priorities:
+        if self._store_timer is None or self._store_timer.is_notified or self._hears_all_priorities():
             return poll_ms
         return max(1, poll_ms // _UNNOTIFIED_POLLS)
+
+    def _hears_all_priorities(self) -> bool:
+        return frozenset().union(*[feed.heard_priorities for feed in self._feeds]).issuperset(Priority)
 
     def start(self) -> None:
         """Starts to give due times to the timers."""
@@ -218,12 +219,24 @@ class _TimerFeed:
         self._opened = False
         self._failed: set[str] = set()
         """Names of the calls that failed last: `schedule`, `listen` or both."""
+        self._is_listening = False
         self._scheduled = 0
         self._discarded = 0
+        self._failures = 0
         self._feeding: asyncio.Task[None] | None = None
 
     def state(self) -> TimerState:
-        return TimerState(connected=not self._failed, scheduled=self._scheduled, discarded=self._discarded)
+        return TimerState(
+            connected=not self._failed,
+            scheduled=self._scheduled,
+            discarded=self._discarded,
+            failures=self._failures,
+        )
+
+    @property
+    def heard_priorities(self) -> frozenset[Priority]:
+        """The timer's priorities while it listens, and none while it does not."""
+        return self._priorities if self._is_listening else frozenset()
 
     def add(self, due: Sequence[DueTime]) -> None:
         """Queues the due times of the timer's priorities. Discards what exceeds the bound of the queue."""
@@ -264,6 +277,7 @@ class _TimerFeed:
         def heard(due_at: int = 0) -> None:
             nonlocal pause_ms
             pause_ms = _FIRST_PAUSE_MS
+            self._is_listening = True
             self._found("listen")
             wake(due_at)
 
@@ -273,7 +287,8 @@ class _TimerFeed:
                 await contain(partial(self._timer.listen, heard))
                 self._lost("listen", "it stopped listening")
             except Exception as error:  # a timer may raise anything
-                self._lost("listen", type(error).__name__)
+                self._lost("listen", _describe(error))
+            self._is_listening = False
             await self._clock.sleep_ms(pause_ms)
             pause_ms = min(_MAX_PAUSE_MS, 2 * pause_ms)
 
@@ -288,7 +303,7 @@ class _TimerFeed:
                 await call_within(partial(self._schedule, batch), 1000 * _CALL_TIMEOUT_S)
             except Exception as error:  # a timer may raise anything, or hang
                 self._discarded += len(batch)
-                self._lost("schedule", type(error).__name__)
+                self._lost("schedule", _describe(error))
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(_MAX_PAUSE_MS, 2 * pause_ms)
             else:
@@ -309,6 +324,7 @@ class _TimerFeed:
                 self._opened = True
 
     def _lost(self, call: str, why: str) -> None:
+        self._failures += 1
         if not self._failed:
             log.warning("timer %s is unavailable, workers wait for their next poll: %s", self.name, why)
         self._failed.add(call)
@@ -318,3 +334,8 @@ class _TimerFeed:
             self._failed.discard(call)
             if not self._failed:
                 log.info("timer %s is available again", self.name)
+
+
+def _describe(error: Exception) -> str:
+    """Returns the text of Homing's own errors. The texts of others may contain secrets."""
+    return str(error) if isinstance(error, HomingError) else type(error).__name__

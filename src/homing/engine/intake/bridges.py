@@ -53,7 +53,7 @@ _HOLD_MS = 10_000
 
 _STORE_PAUSE_MS, _MAX_STORE_PAUSE_MS = 50, 1_000
 
-_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 1_000, 30_000
+_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 500, 2_000
 """First and longest pause before a bridge that has failed is opened again."""
 
 _STOP_TIMEOUT_S = 30
@@ -63,6 +63,8 @@ _YIELD_EVERY = 100
 """Number of messages to prepare before yielding to the event loop."""
 
 _NO_STORE = "waits for the store"
+
+_NOT_STARTED = "not started"
 
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 
@@ -209,15 +211,17 @@ class _BridgeRunner:
         self._receiving: asyncio.Future[Sequence[BridgeMessage]] | None = None
         self._stopping = asyncio.Event()
         self._pause_ms = _FIRST_PAUSE_MS
-        self.state = BridgeState(status="not started")
+        self.state = BridgeState(status=_NOT_STARTED)
 
     @property
     def started(self) -> bool:
-        return self._task is not None
+        """True once the bridge was started, also after it was stopped."""
+        return self.state.status != _NOT_STARTED
 
     def start(self) -> None:
         if self._task is None:
             self._stopping.clear()
+            self._report("is starting")
             self._task = asyncio.create_task(self._run(), name=f"homing-bridge-{self._name}")
 
     async def wait(self) -> None:
@@ -251,6 +255,8 @@ class _BridgeRunner:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 self._failed("CancelledError")
+            except HomingError as error:  # its message is for operators
+                self._failed(error.message)
             except Exception as error:  # a bridge may raise anything, or hang
                 self._failed(type(error).__name__)
             await self._sleep(self._pause_ms)
@@ -349,10 +355,11 @@ class _BridgeRunner:
         )
 
     def _failed(self, why: str) -> None:
-        log.warning("bridge %s failed and is opened again: %s", self._name, why)
-        self.state = replace(
-            self.state, status=f"failed ({why}) and is opened again", failures=self.state.failures + 1
-        )
+        status = f"failed ({why}) and is opened again"
+        # One line per outage, and not one per try.
+        level = logging.DEBUG if status == self.state.status else logging.WARNING
+        log.log(level, "bridge %s failed and is opened again: %s", self._name, why)
+        self.state = replace(self.state, status=status, failures=self.state.failures + 1)
 
     def _report(self, status: str) -> None:
         if status != self.state.status:

@@ -70,12 +70,18 @@ class PriorAttempts(Struct, frozen=True, kw_only=True):
     attempts: int = 0
     """Number of attempts that the other system made.
 
-    The next attempt is due at `send_at`, or else after the policy's delay for that number of attempts.
+    The next attempt is due at `send_at`, or else after the policy's delay for that number of attempts. If
+    there is no attempt left, the notification is due at once, and becomes a dead letter without an attempt.
     """
     max_attempts: int | None = None
     """Maximum number of attempts, including `attempts`. If None, the policy's maximum applies."""
     last_error: str | None = None
     """Error of the last attempt that the other system made, if known."""
+
+    def leaves_none(self, policy: RetryPolicy) -> bool:
+        """Returns True if the other system has made all attempts that the notification may have."""
+        most = policy.max_attempts if self.max_attempts is None else self.max_attempts
+        return self.attempts >= most
 
 
 NO_PRIOR_ATTEMPTS = PriorAttempts()
@@ -515,6 +521,13 @@ class Intake:
         channel, settings = channel_plan.channel, self._settings
         content = check_content(content, channel, settings.limits)
         step = self._roster.first_step(channel, plan.provider, id, self._usable)
+        send_at = None if request.send_at is None else _ms(request.send_at)
+        delay = 0
+        if earlier.attempts:
+            if earlier.leaves_none(channel_plan.policy):
+                send_at = None
+            elif send_at is None:
+                delay = self._delay_ms(channel_plan.policy, earlier)
         window_ms = 0
         if request.dedup_key or settings.dedup_windows_ms:
             by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
@@ -535,12 +548,12 @@ class Intake:
             Message(recipient, content, plan.template_key, version, locale, request.metadata),
             channel_plan.policy.max_age_ms,
             plan.provider is not None,
-            None if request.send_at is None else _ms(request.send_at),
+            send_at,
             None if request.expires_at is None else _ms(request.expires_at),
             _dedup_key(request.dedup_key, plan.type, channel, address, content) if window_ms else None,
             window_ms,
             earlier.attempts,
-            self._delay_ms(channel_plan.policy, earlier) if earlier.attempts and not request.send_at else 0,
+            delay,
             earlier.max_attempts,
             earlier.last_error,
         )

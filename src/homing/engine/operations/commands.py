@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any
 
 from msgspec import Struct
@@ -20,6 +22,7 @@ from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend, Retention
 from homing.core.request_decoding import read_filter
 from homing.core.send_request import address_of
+from homing.core.statistics import DryRun
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.timers import Timers
@@ -33,6 +36,9 @@ from homing.engine.upkeep.upkeep import Upkeep
 log = logging.getLogger("homing.commands")
 
 _STEP_SIZE = 100
+
+_DRY_RUN_MS = 2_000
+"""Time for which a dry run counts."""
 
 _DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
 """Commands after which notifications are due at once if many are changed together."""
@@ -217,6 +223,25 @@ class Commands:
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
+
+    async def dry_run(
+        self,
+        name: CommandName | str,
+        filter: Filter | Mapping[str, Any],
+        *,
+        rate_per_second: float | None = None,
+    ) -> DryRun:
+        """Counts what a bulk command would change, for at most two seconds, and how long it would take."""
+        matched, complete = 0, True
+        give_up_ms = self._clock.monotonic_ms() + _DRY_RUN_MS
+        async with aclosing(self.bulk(name, filter, who="dry run", dry_run=True)) as steps:
+            async for progress in steps:
+                matched = progress.matched
+                if self._clock.monotonic_ms() > give_up_ms:
+                    complete = False
+                    break
+        takes_ms = None if rate_per_second is None else ceil(1000 * matched / rate_per_second)
+        return DryRun(matched=matched, complete=complete, takes_ms=takes_ms)
 
     async def _amend_isolated(
         self, name: CommandName, found: Sequence[Notification], who: str, why: str

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 
 from homing.core.durations import format_duration
 from homing.core.notifications import Mode, Status
-from homing.core.ports.stores import Backend
+from homing.core.ports.stores import Backend, RegisteredSink
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.statistics import ThresholdCheck, Unacknowledged, count_statuses
 from homing.core.times import moment
@@ -169,6 +169,43 @@ def _check_goal(mode: Mode, met: int, missed: int, limits: AlertThresholds) -> T
         ),
         at_least=True,
         only_when=f"once {limits.within_goal_of} were sent",
+    )
+
+
+def check_sinks(
+    sinks: Iterable[RegisteredSink], now_ms: int, limits: AlertThresholds
+) -> dict[str, list[ThresholdCheck]]:
+    """Compares the backlog of each sink, in number and age, with the thresholds. Returns checks by sink."""
+    return {sink.name: [_check_waiting(sink, limits), _check_lag(sink, now_ms, limits)] for sink in sinks}
+
+
+def _check_waiting(sink: RegisteredSink, limits: AlertThresholds) -> ThresholdCheck:
+    number = sink.waiting + sink.parked
+    return ThresholdCheck(
+        name="SinkBacklog",
+        metric="sink_backlog",
+        value=number,
+        limit=limits.sink_backlog,
+        exceeded=number > limits.sink_backlog,
+        message=(
+            f"{number:,} events of the sink {sink.name} are not published and fill the store; check the sink"
+            " with `homing doctor`"
+        ),
+    )
+
+
+def _check_lag(sink: RegisteredSink, now_ms: int, limits: AlertThresholds) -> ThresholdCheck:
+    age_ms = 0 if sink.oldest_at is None else max(0, now_ms - sink.oldest_at)
+    return ThresholdCheck(
+        name="SinkLag",
+        metric="sink_lag_ms",
+        value=age_ms,
+        limit=limits.sink_lag_ms,
+        exceeded=age_ms > limits.sink_lag_ms,
+        message=(
+            f"an event has waited for the sink {sink.name} for {format_duration(age_ms)}; check the sink with"
+            " `homing doctor`"
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from msgspec import structs
 
@@ -23,12 +24,15 @@ from homing.core.routing.breaker import (
 )
 from homing.core.routing.provider_views import BreakerPolicyView, BreakerView, Health, ProviderView, Tried
 from homing.core.send_request import ADDRESS_FIELD, address_of
-from homing.core.times import moment
+from homing.core.times import moment, span_ms
 from homing.engine.delivery.attempts import send_with_deadline
-from homing.engine.delivery.breakers import Breakers, find_problem
+from homing.engine.delivery.breakers import Breakers
+from homing.engine.health_checks import find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 
 _TEST_TIMEOUT_MS = 30_000
+
+_LONGEST_FORCE_MS = 30 * 24 * 3_600_000
 
 TEST_CONTENT = Content(
     subject="Test message",
@@ -64,7 +68,7 @@ class ProviderOperations:
     async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
         """Runs the health check of one provider, or of all providers if None is given. Changes nothing."""
         chosen = list(self._roster) if provider is None else [self._listed(provider)]
-        problems = await asyncio.gather(*(find_problem(listed) for listed in chosen))
+        problems = await asyncio.gather(*(find_problem(listed.provider.check) for listed in chosen))
         return tuple(
             Health(provider=listed.id, usable=not problem, problem=problem)
             for listed, problem in zip(chosen, problems, strict=True)
@@ -109,13 +113,25 @@ class ProviderOperations:
         )
 
     async def force_breaker(
-        self, provider: str, phase: Phase | str | None, *, who: str, why: str = ""
+        self,
+        provider: str,
+        phase: Phase | str | None,
+        *,
+        who: str,
+        why: str = "",
+        lasting: timedelta | None = None,
     ) -> None:
-        """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
+        """Forces a provider's breaker open or closed, for a time, or until it is released if that is None.
+
+        A phase of None returns it to automatic control.
+        """
         chosen = None if phase is None else enum_member(Phase, phase, "phase")
         plain_text(who, "who")
         plain_text(why, "why")
-        await self._breakers.force(self._listed(provider).id, chosen, who, why)
+        for_ms = None if lasting is None else span_ms(lasting, "lasting")
+        if for_ms is not None and not 0 < for_ms <= _LONGEST_FORCE_MS:
+            raise InvalidRequest("lasting", "must be longer than 0 and at most 30 days")
+        await self._breakers.force(self._listed(provider).id, chosen, who, why, for_ms)
 
     def _listed(self, provider: str) -> Listed:
         listed = self._roster.find(provider)
@@ -164,7 +180,12 @@ def breaker_view(breaker: Breaker, now: int) -> BreakerView:
     since = moment(breaker.changed_at) if breaker.changed_at else None
     if breaker.forced is not None:
         return BreakerView(
-            phase=breaker.forced, forced=True, by=breaker.forced_by, why=breaker.forced_why, since=since
+            phase=breaker.forced,
+            forced=True,
+            by=breaker.forced_by,
+            why=breaker.forced_why,
+            since=since,
+            until=moment(breaker.forced_until) if breaker.forced_until else None,
         )
     at = reopens_at(breaker) if check_gate(breaker, now) is BreakerGate.STOP else None
     return BreakerView(

@@ -30,6 +30,7 @@ from homing.core.statistics import (
     AttemptStatistics,
     AttemptSuccess,
     ErrorGroup,
+    ErrorGroups,
     HealthMetrics,
     QueueHealth,
     RetryInfo,
@@ -48,6 +49,9 @@ from homing.engine.provider_roster import ProviderRoster
 from homing.engine.settings import AlertThresholds
 
 _PAGE = 500
+
+_GROUPED = 10_000
+"""Maximum number of dead letters that are grouped for one answer."""
 
 _DEFAULT_TYPE = "message"
 """Type of a notification whose request names none."""
@@ -155,7 +159,7 @@ class QueueOperations:
     ) -> timedelta:
         """Returns the backoff after attempt number `attempt` at the only provider.
 
-        It is 0 if `attempt` is 0 or less. With several providers, moves at once are not counted in
+        It is 0 if `attempt` is 0 or less. Attempts that do not count, such as moves at once, are left out of
         `attempt`. The backoff starts at `delay` and doubles. If `delay` is None, it follows the policy of a
         notification with this priority, type, origin and channel, or with these `keys`, which also name a
         tenant. `jitter` adds the policy's jitter, which differs with each call.
@@ -352,6 +356,16 @@ class QueueOperations:
             raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
         return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
 
+    async def dead_letter_groups(self, limit: int = 50) -> ErrorGroups:
+        """Returns the newest dead letters grouped by error, with what is new in the last two hours.
+
+        At most 10,000 are grouped. If there are more, the result is marked as not complete.
+        """
+        tallies = await self._backend.tallies(self.tenant)
+        total = count_statuses(tallies, Status.FAILED)
+        items = await self._backend.error_groups(self.tenant, limit=_limit(limit), newest=_GROUPED)
+        return ErrorGroups(items=items, total=total, complete=total <= _GROUPED)
+
     async def queue_counts(self) -> dict[str, int]:
         """Returns the number of notifications by status."""
         tallies = await self._backend.tallies(self.tenant)
@@ -403,7 +417,7 @@ class QueueOperations:
             ends = n.expires_at.isoformat(timespec="seconds")
             return f"expires at {ends}, before its next attempt at {at}{held}"
         allowed, number = allowed_attempts(n, policy), n.attempt_count + 1
-        free = f" ({number - n.moves} without moves at once)" if n.moves else ""
+        free = f" ({number - n.moves} counted)" if n.moves else ""
         attempt = f"attempt {number}{free} of {allowed} at {at}{held}"
         return f"{attempt} goes to {n.provider}{self._then(n, policy)}"
 

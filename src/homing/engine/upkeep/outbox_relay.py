@@ -3,6 +3,7 @@
 If a sink fails on a batch, the batch is halved until the event that it refuses is alone. The others are
 published, except later events of the same notification, which must wait. An event that is refused several
 times while the sink takes others is parked: it stays in the store, but no longer waits to be published.
+A sink that raises `SinkUnavailable` or `EventsRefused` makes the search for the refused event unnecessary.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from homing.core.errors import StoreError
+from homing.core.errors import EventsRefused, SinkError, SinkUnavailable, StoreError
 from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, Event
-from homing.core.ports.plug_ins import Sink, SubscribedSink
+from homing.core.lifecycle.trace_ids import traceparent_of
+from homing.core.ports.plug_ins import Sink, SinkState, SubscribedSink
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend, SinkRegistration, relay_task
+from homing.core.redaction import redact
 from homing.engine.plug_in_calls import call_within
 
 log = logging.getLogger("homing.relay")
@@ -40,6 +44,11 @@ _PUBLISH_TIMEOUT_S = 20
 _POLL_MS = 1_000
 
 _MAX_PAUSE_MS = 30_000
+
+_MAX_RETRY_AFTER_MS = 600_000
+"""Longest pause that the other system can ask for."""
+
+_MAX_ERROR_CHARS = 500
 
 _SEEN_EVERY_MS = 60_000
 
@@ -77,16 +86,70 @@ class _SinkRelay(Struct):
     pause_ms: int = 0
     """Time to wait after the last failure. 0 if the last call of the sink succeeded."""
     next_try_ms: int = 0
+    not_before_ms: int = 0
+    """Time until which the other system has asked not to be called."""
     next_seen_ms: int = 0
     limit: int = _BATCH
     """Number of events per call. It is halved after a call that hung, and doubled after a round without an
     error."""
+    published: int = 0
+    failures: int = 0
     removed: bool = False
     """True if the sink is known to have been removed from the store."""
     suspects: dict[str, _Suspect] = field(default_factory=dict)
     """Suspected events by id."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a batch is published, because `process` may call `run_once` while `run` publishes."""
+
+
+class _Round(Struct):
+    """One round of publishing: the calls still to make, and what the calls so far have resulted in."""
+
+    parts: list[list[Event]]
+    """Stack of the calls to make."""
+    published: list[Event] = field(default_factory=list)
+    refused: list[tuple[Event, Exception]] = field(default_factory=list)
+    blocked: set[str] = field(default_factory=set)
+    """Notifications whose later events must wait for one that was not published."""
+    vain_calls: int = 0
+    last_error: Exception | None = None
+    unavailable: bool = False
+    """True if the sink has reported that the other system takes no events now."""
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.parts) and self.vain_calls < _MAX_VAIN_CALLS and not self.unavailable
+
+    def next_part(self) -> list[Event]:
+        """Returns the events of the next call, without those that must wait."""
+        return [event for event in self.parts.pop() if event.notification_id not in self.blocked]
+
+    def record_failure(self, part: list[Event], error: Exception) -> None:
+        """Decides what becomes of the events of a failed call: refused, tried again in parts, or later."""
+        self.last_error = error
+        if isinstance(error, SinkError):
+            self.published += [event for event in part if event.id in error.published]
+            part = [event for event in part if event.id not in error.published]
+        self.vain_calls += not self.published
+        self.unavailable = isinstance(error, SinkUnavailable)
+        if self.unavailable:
+            return
+        bad = part if len(part) == 1 else []
+        if isinstance(error, EventsRefused):
+            bad = [event for event in part if event.id in error.refused] or bad
+        if bad:
+            self.refused += [(event, error) for event in bad]
+            ids = {event.id for event in bad}
+            self.parts.append([event for event in part if event.id not in ids])
+            self._block(bad)
+        elif isinstance(error, TimeoutError):
+            self._block(part)
+        elif part:
+            middle = len(part) // 2
+            self.parts += [part[middle:], part[:middle]]
+
+    def _block(self, events: Iterable[Event]) -> None:
+        self.blocked.update(event.notification_id for event in events if event.notification_id is not None)
 
 
 class OutboxRelay:
@@ -98,11 +161,19 @@ class OutboxRelay:
     """
 
     def __init__(
-        self, backend: Backend, sinks: Mapping[str, SubscribedSink], clock: Clock, worker: str
+        self,
+        backend: Backend,
+        sinks: Mapping[str, SubscribedSink],
+        clock: Clock,
+        worker: str,
+        *,
+        trace_share: float = 0.0,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._worker = worker
+        self._trace_share = trace_share
+        """Share of notifications that are traced. 0 if tracing is off."""
         self._registrations = [
             SinkRegistration(name=name, kind=given.kind, events=given.events, durable=given.durable)
             for name, given in sinks.items()
@@ -124,6 +195,13 @@ class OutboxRelay:
             if not one.removed:
                 await self._backend.register_sink(sink)
         self._registered_in = self._backend.history
+
+    def states(self) -> dict[str, SinkState]:
+        """Returns what this process has published to each sink."""
+        return {
+            one.name: SinkState(published=one.published, failures=one.failures, available=one.pause_ms == 0)
+            for one in self._relays
+        }
 
     def note_removed(self, name: str) -> None:
         """Remembers that a sink was removed, so that only a start of the process registers it again."""
@@ -188,6 +266,8 @@ class OutboxRelay:
     async def _publish_batch(self, one: _SinkRelay) -> int:
         """Publishes the oldest events of one sink, and returns their number."""
         async with one.lock:
+            if self._clock.monotonic_ms() < one.not_before_ms:
+                return 0
             try:
                 limit = _BATCH + len(one.suspects)
                 batch = await self._backend.outbox(one.name, self._worker, limit, _LEASE_MS)
@@ -197,12 +277,21 @@ class OutboxRelay:
                 until_ms = self._clock.monotonic_ms() + _ISOLATE_MS
                 if not await self._open(one, batch):
                     return 0
-                return await self._publish_isolated(one, batch, until_ms)
+                return await self._publish_isolated(one, self._traced(batch), until_ms)
             except StoreError as error:
                 log.warning("cannot relay events, the store is unavailable; trying again: %s", error)
             except Exception:
                 log.exception("relaying events failed; trying again in the next round")
             return 0
+
+    def _traced(self, batch: Sequence[Event]) -> Sequence[Event]:
+        """Returns the events with the trace context of their notifications, if notifications are traced."""
+        if self._trace_share <= 0:
+            return batch
+        return [
+            replace(event, traceparent=traceparent_of(event.notification_id, self._trace_share))
+            for event in batch
+        ]
 
     async def _open(self, one: _SinkRelay, batch: Sequence[Event]) -> bool:
         """Opens a sink that is not open yet. If that fails, pauses the sink and returns False."""
@@ -211,6 +300,7 @@ class OutboxRelay:
         try:
             await call_within(one.sink.open, 1000 * _PUBLISH_TIMEOUT_S)
         except Exception as error:  # a sink may raise anything, or hang
+            one.failures += 1
             await self._pause(one, batch, error)
             return False
         one.opened = True
@@ -221,42 +311,32 @@ class OutboxRelay:
 
         No call of the sink starts after `until_ms`.
         """
-        published: list[Event] = []
-        refused: list[tuple[Event, Exception]] = []
-        blocked: set[str] = set()
-        vain_calls, last_error = 0, None
-        parts = _calls(batch, one.suspects, one.limit, probe=one.pause_ms > 0)
-        while parts and vain_calls < _MAX_VAIN_CALLS and self._clock.monotonic_ms() <= until_ms:
-            part = [event for event in parts.pop() if event.notification_id not in blocked]
+        turn = _Round(_calls(batch, one.suspects, one.limit, probe=one.pause_ms > 0))
+        while turn.goes_on and self._clock.monotonic_ms() <= until_ms:
+            part = turn.next_part()
             if not part:
                 continue
             try:
                 await call_within(partial(one.sink.publish, part), 1000 * _PUBLISH_TIMEOUT_S)
             except Exception as error:  # a sink may raise anything, or hang
-                last_error = error
-                vain_calls += not published
                 if isinstance(error, TimeoutError):
                     one.limit = max(1, len(part) // 2)
-                elif len(part) > 1:
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
-                    continue
-                if len(part) == 1:
-                    refused.append((part[0], error))
-                blocked.update(event.notification_id for event in part if event.notification_id is not None)
-                continue
-            published += part
-        if published:
-            await self._backend.published(one.name, published)
+                turn.record_failure(part, error)
+            else:
+                turn.published += part
+        if turn.published:
+            await self._backend.published(one.name, turn.published)
             one.pause_ms = one.next_try_ms = 0
-        if last_error is None:
+        if turn.last_error is None:
             one.limit = min(_BATCH, 2 * one.limit)
-        await self._park(one, refused, bool(published))
-        for event in published:
+        await self._park(one, turn.refused, bool(turn.published))
+        for event in turn.published:
             one.suspects.pop(event.id, None)
-        if last_error is not None and not published:
-            await self._pause(one, batch, last_error)
-        return len(published)
+        one.published += len(turn.published)
+        one.failures += turn.last_error is not None
+        if turn.last_error is not None and (turn.unavailable or not turn.published):
+            await self._pause(one, batch, turn.last_error)
+        return len(turn.published)
 
     async def _park(
         self, one: _SinkRelay, refused: Iterable[tuple[Event, Exception]], took_others: bool
@@ -281,20 +361,32 @@ class OutboxRelay:
             return
         await self._backend.park_events(one.name, [event for event, _ in parked])
         for event, error in parked:
-            kind = type(error).__name__
+            why = _describe(error)
             log.error(
-                "sink %s refused the event %s again and again; it is parked: %s", one.name, event.id, kind
+                "sink %s refused the event %s again and again; it is parked: %s", one.name, event.id, why
             )
             del one.suspects[event.id]
 
     async def _pause(self, one: _SinkRelay, batch: Sequence[Event], error: Exception) -> None:
+        mono = self._clock.monotonic_ms()
         one.pause_ms = min(_MAX_PAUSE_MS, 2 * one.pause_ms or _POLL_MS)
-        one.next_try_ms = self._clock.monotonic_ms() + one.pause_ms
-        kind = type(error).__name__
+        one.next_try_ms = mono + one.pause_ms
         log.warning(
-            "sink %s failed to take %d events, they stay in the outbox: %s", one.name, len(batch), kind
+            "sink %s failed to take %d events, they stay in the outbox: %s",
+            one.name,
+            len(batch),
+            _describe(error),
         )
-        await self._release(one)
+        asked_ms = error.retry_after_ms if isinstance(error, SinkUnavailable) else None
+        if not asked_ms:
+            await self._release(one)
+            return
+        asked_ms = min(_MAX_RETRY_AFTER_MS, asked_ms)
+        one.not_before_ms = mono + asked_ms
+        one.next_try_ms = max(one.next_try_ms, one.not_before_ms)
+        if one.leads:  # otherwise another process would call the other system at once
+            with suppress(StoreError):
+                await self._backend.lead(relay_task(one.name), self._worker, asked_ms)
 
     async def _release(self, one: _SinkRelay) -> None:
         """Lets another process become the relay of this sink at once."""
@@ -332,6 +424,11 @@ def _calls(batch: Sequence[Event], suspects: Collection[str], size: int, *, prob
     others = [waiting[start : start + size] for start in range(0, len(waiting), size)]
     first = [] if probed is None else [[probed]]
     return [*reversed(alone), *reversed(others), *first]
+
+
+def _describe(error: Exception) -> str:
+    """Returns the message of an error that is known to contain no secrets, or the kind of another error."""
+    return redact(str(error))[:_MAX_ERROR_CHARS] if isinstance(error, SinkError) else type(error).__name__
 
 
 def _concerns_event(error: Exception) -> bool:

@@ -230,10 +230,13 @@ class Upkeep:
     async def _check_sinks(self) -> None:
         """Removes local sinks that no process uses any more, and raises an alert about durable ones.
 
-        Also raises an alert about events that a sink refused and that were set aside.
+        Also raises alerts about events that a sink refused and that were set aside, and about sinks whose
+        backlog is too large or too old.
         """
-        seen_until = await self._backend.now_ms() - UNSEEN_AFTER_MS
-        for sink in await self._backend.sinks():
+        now, sinks = await self._backend.now_ms(), await self._backend.sinks()
+        seen_until = now - UNSEEN_AFTER_MS
+        await self._thresholds.check_sinks(sinks, now)
+        for sink in sinks:
             if sink.parked:
                 self._alerts.add_once(
                     f"parked:{sink.name}",

@@ -15,6 +15,7 @@ import msgspec
 
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.net.secrets import SecretSetting, read_secrets
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import (
     as_object,
@@ -22,7 +23,6 @@ from homing.providers.common.response_parsing import (
     parse_past_time_ms,
     redacted_error_text,
 )
-from homing.providers.common.secrets import SecretSetting, read_secrets
 
 KEY_HEADER = "x-webhook-key"
 

@@ -19,7 +19,10 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret, SecretSetting, read_secret
 from homing.providers.acs.callbacks import ID_VERSION, AcsCallbacks, with_version
 from homing.providers.common.email_message import (
     DEFAULT_SUBJECT,
@@ -28,20 +31,13 @@ from homing.providers.common.email_message import (
     check_mailbox,
 )
 from homing.providers.common.error_tables import load_error_table
-from homing.providers.common.http_provider import (
-    HttpProvider,
-    WallClock,
-    check_base_url,
-    wall_clock_ms,
-)
+from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
 from homing.providers.common.response_parsing import (
     as_object,
     decode_json_object,
-    parse_retry_after_ms,
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 
 _TABLE = load_error_table("acs")
 

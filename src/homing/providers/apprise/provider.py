@@ -22,9 +22,9 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Content, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.ports.runtime import BlockingCalls
+from homing.net.secrets import Secret, read_secret
 from homing.providers.common.error_tables import build_refusal, load_error_table
 from homing.providers.common.http_provider import Unsendable
-from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.common.thread_pool import ThreadPool
 
 _MAX_THREADS = 256

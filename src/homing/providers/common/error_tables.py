@@ -2,8 +2,8 @@
 
 A table has `[codes]`, which are the provider's error codes and Homing's own, and `[statuses]`, which are HTTP
 statuses (for SMTP, reply codes) or classes of them, such as `5xx`. Each entry is `{ outcome = "…", means =
-"…" }`, with `retry_after_ms` if the provider documents a delay. The reference pages of the providers are
-generated from these tables.
+"…" }`, with `retry_after_ms` if the provider documents a delay, and `uncounted` if the attempt does not count
+toward `max_attempts`. The reference pages of the providers are generated from these tables.
 
 The helpers at the end turn table entries into exceptions and receipts, and check the number of SMS segments.
 
@@ -35,6 +35,9 @@ class ErrorMeaning(Struct, frozen=True, forbid_unknown_fields=True):
     outcome: OutcomeKind
     means: str
     retry_after_ms: int | None = None
+    uncounted: bool = False
+    """True if the attempt does not count toward `max_attempts`, because the failure says nothing about the
+    message. See `Outcome.uncounted`."""
 
 
 class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +86,7 @@ class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
             retry_after_ms=meaning.retry_after_ms if retry_after_ms is None else retry_after_ms,
             unlisted=meaning.outcome is OutcomeKind.BAD_CONTENT
             and not self.lists(code, status, other_code=other_code),
+            uncounted=meaning.uncounted,
         )
 
 

@@ -5,15 +5,13 @@ A provider builds a request (pure), sends it, and classifies the response (pure)
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
-from urllib.parse import quote_plus, urlsplit
+from urllib.parse import quote_plus
 
-from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery, OnOutcomes
@@ -144,25 +142,6 @@ class HttpProvider(ABC):
 
     async def close(self) -> None:  # noqa: B027
         """Does nothing: the transport is shared, and its creator closes it."""
-
-
-_PLAIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
-"""A URL without query, fragment or credentials, and without characters that the HTTP client rejects."""
-
-
-def check_base_url(given: str, field: str = "base_url") -> str:
-    """Returns the URL without a trailing slash.
-
-    Raises `ConfigError` unless it is a plain http or https URL.
-    """
-    try:
-        parts = urlsplit(given)
-        fine = bool(_PLAIN.fullmatch(given) and parts.hostname) and parts.port != 0
-    except ValueError:
-        fine = False
-    if not fine:
-        raise ConfigError(field, "must be a URL like https://api.example.org, without a query or credentials")
-    return given.rstrip("/")
 
 
 _QUOTED = [quote_plus(bytes([byte])) for byte in range(256)]

@@ -21,14 +21,14 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport, TransportFailure
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import WallClock
 from homing.providers.common.response_parsing import (
     decode_json_object,
-    parse_retry_after_ms,
     redacted_error_text,
 )
-from homing.providers.common.secrets import Secret
 from homing.providers.common.shared_credential import (
     FetchedCredential,
     SharedCredential,

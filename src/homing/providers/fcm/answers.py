@@ -7,11 +7,11 @@ from typing import Any
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.net.http_messages import HttpResponse
+from homing.net.retry_after import parse_retry_after_ms
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import (
     as_object,
     decode_json_object,
-    parse_retry_after_ms,
     redacted_error_text,
     short_text_or_none,
 )

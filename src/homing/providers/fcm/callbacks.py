@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.net.secrets import SecretSetting, read_secrets
+from homing.net.standard_webhooks import SigningKey, verify_webhook
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import parse_past_time_ms, redacted_error_text
-from homing.providers.common.secrets import SecretSetting, read_secrets
-from homing.providers.common.standard_webhooks import SigningKey, verify_webhook
 
 _MAX_BODY_BYTES = 64 * 1024
 

@@ -13,6 +13,7 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import (
     HttpRequest,
     HttpResponse,
@@ -20,15 +21,9 @@ from homing.net.http_messages import (
     TransportFailure,
     transport_failure_outcome,
 )
-from homing.providers.common.http_provider import (
-    HttpProvider,
-    Unsendable,
-    WallClock,
-    check_base_url,
-    wall_clock_ms,
-)
+from homing.net.secrets import Secret, SecretSetting, read_secret
+from homing.providers.common.http_provider import HttpProvider, Unsendable, WallClock, wall_clock_ms
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
-from homing.providers.common.secrets import Secret, SecretSetting, read_secret
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import (
     AccessToken,

@@ -12,9 +12,9 @@ import msgspec
 
 from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.net.secrets import SecretSetting, read_secrets
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import decode_json, parse_past_time_ms, redacted_error_text
-from homing.providers.common.secrets import SecretSetting, read_secrets
 
 NOTIFICATION_ARG = "homing_notification_id"
 

@@ -12,11 +12,12 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Content, OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret, read_secret
 from homing.providers.common.error_tables import build_refusal, load_error_table
-from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
-from homing.providers.common.response_parsing import parse_retry_after_ms
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
 
 _HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 

@@ -13,7 +13,7 @@ from aiosmtplib.protocol import SMTPProtocol
 from msgspec import Struct
 
 from homing.core.lifecycle.outcomes import Outcome
-from homing.providers.common.secrets import Secret
+from homing.net.secrets import Secret
 from homing.providers.smtp.replies import SmtpReply, SmtpStage, classify_reply, event_outcome
 
 _LINE_START_DOT = re.compile(rb"(?m)^\.")

@@ -13,6 +13,7 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.net.secrets import Secret, read_secret
 from homing.providers.common.email_message import (
     DEFAULT_SUBJECT,
     build_email,
@@ -21,7 +22,6 @@ from homing.providers.common.email_message import (
 )
 from homing.providers.common.http_provider import Unsendable, WallClock, wall_clock_ms
 from homing.providers.common.mime import build_message_id, build_mime
-from homing.providers.common.secrets import Secret, read_secret
 from homing.providers.smtp.connection import (
     SmtpEnvelope,
     SmtpProgress,

@@ -9,9 +9,9 @@ from xml.parsers import expat  # safe here: documents with a DTD are rejected, s
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.net.http_messages import HttpResponse
+from homing.net.retry_after import parse_retry_after_ms
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.response_parsing import (
-    parse_retry_after_ms,
     redacted_error_text,
     short_text_or_none,
 )

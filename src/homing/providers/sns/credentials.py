@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
+from homing.net.secrets import Secret, read_header_secret, read_secret
 from homing.providers.common.error_tables import load_error_table
 from homing.providers.common.http_provider import WallClock
 from homing.providers.common.response_parsing import redacted_error_text
-from homing.providers.common.secrets import Secret, read_header_secret, read_secret
 from homing.providers.common.shared_credential import (
     FetchedCredential,
     SharedCredential,

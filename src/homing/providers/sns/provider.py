@@ -13,15 +13,11 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import check_max_segments, load_error_table
-from homing.providers.common.http_provider import (
-    HttpProvider,
-    WallClock,
-    check_base_url,
-    wall_clock_ms,
-)
-from homing.providers.common.secrets import Secret
+from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
 from homing.providers.sns import answers
 from homing.providers.sns.callbacks import CertificateCache, SnsCallbacks, should_confirm
 from homing.providers.sns.credentials import choose_credentials

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from homing.core.errors import CallbackRefused
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import failure_receipts, load_error_table
 from homing.providers.common.response_parsing import decode_json_object
-from homing.providers.common.secrets import Secret
 
 FormParams = Sequence[tuple[str, str]]
 

@@ -15,23 +15,18 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import Headers, HttpRequest, HttpResponse, Transport
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret, SecretSetting, read_secret, read_secrets
 from homing.providers.common.error_tables import check_max_segments, load_error_table
-from homing.providers.common.http_provider import (
-    HttpProvider,
-    Unsendable,
-    WallClock,
-    check_base_url,
-    wall_clock_ms,
-)
+from homing.providers.common.http_provider import HttpProvider, Unsendable, WallClock, wall_clock_ms
 from homing.providers.common.response_parsing import (
     as_object,
     decode_json_object,
-    parse_retry_after_ms,
     redacted_error_text,
     short_text_or_none,
 )
-from homing.providers.common.secrets import Secret, SecretSetting, read_secret, read_secrets
 from homing.providers.twilio.callbacks import TwilioCallbacks, TwilioStatusReport, status_receipts
 from homing.providers.twilio.message import (
     TwilioMessageBuilder,

@@ -17,12 +17,13 @@ from homing.core.lifecycle.events import format_time
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url, read_extra_headers
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret
+from homing.net.standard_webhooks import build_signature_header, read_signing_keys
 from homing.providers.common.error_tables import build_refusal, load_error_table
-from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
-from homing.providers.common.response_parsing import parse_retry_after_ms
-from homing.providers.common.secrets import Secret, read_secret
-from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
+from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
 
 _TEXTS = ("subject", "title", "body", "text", "html")
 
@@ -36,21 +37,6 @@ _IS_JSON = ("content-type", "application/json")
 _DELIVERED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
 
 _encode = msgspec.json.Encoder().encode
-
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-_OWN_HEADERS = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "transfer-encoding",
-    }
-)
-"""Headers that the provider or the HTTP client sets, besides those that begin with `webhook-`."""
 
 _NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
 
@@ -73,8 +59,8 @@ class WebhookProvider(HttpProvider):
         now_ms: WallClock = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
-        self._keys = _keys(secret, secrets)
-        self._headers = _headers(headers or {})
+        self._keys = read_signing_keys(secret, secrets)
+        self._headers = read_extra_headers(headers or {})
         self._hosts = frozenset(host.strip().lower() for host in recipient_hosts)
         self._base_url = check_base_url(base_url) if base_url else ""
         if self._headers and not self._hosts and not base_url:
@@ -148,36 +134,3 @@ def _opening(type_: str, time_prefix: str) -> bytes:
     """
     envelope = {"type": _NOT_IN_A_TYPE.sub("_", type_), "timestamp": format_time(id_time_ms(time_prefix))}
     return _encode(envelope)[:-1] + b',"data":'
-
-
-def _headers(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns the additional headers of each request, with values read from the environment or from files."""
-    found = []
-    for name, value in given.items():
-        field = f"headers.{name}"
-        if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS or _is_ours(name):
-            raise ConfigError(field, "is not allowed; it must be a header that Homing does not set itself")
-        text = read_secret(field, value).reveal()
-        if not (text.isascii() and text.isprintable()):
-            raise ConfigError(field, "contains a line break or another character not allowed in a header")
-        found.append((name.lower(), text))
-    return tuple(found)
-
-
-def _is_ours(name: str) -> bool:
-    return name.lower().startswith("webhook-")
-
-
-def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:
-    given = [("secret", first)] if first else []
-    given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
-    if not given:
-        raise ConfigError("secret", "is missing; set it to whsec_…, env:NAME or file:PATH, or set secrets")
-    return [_signing_key(field, one) for field, one in given]
-
-
-def _signing_key(field: str, given: str | Secret) -> SigningKey:
-    key = SigningKey(read_secret(field, given), field)
-    if not key.signs:
-        raise ConfigError(field, "is a public key (whpk_); use the private key (whsk_), which can sign")
-    return key

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
+from homing.net.secrets import Secret
 from homing.providers.common.error_tables import build_refusal
 from homing.providers.common.http_provider import Unsendable
-from homing.providers.common.secrets import Secret
 
 MAX_PLAINTEXT_BYTES = 3993
 """Maximum size of a message before encryption.

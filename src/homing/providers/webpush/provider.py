@@ -13,9 +13,12 @@ from homing.core.errors import ConfigError
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind, Priority
 from homing.core.ports.providers import Delivery
+from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
+from homing.net.retry_after import parse_retry_after_ms
+from homing.net.secrets import Secret, read_secret
 from homing.providers.common.error_tables import build_refusal, load_error_table
-from homing.providers.common.http_provider import HttpProvider, WallClock, check_base_url, wall_clock_ms
+from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
 from homing.providers.common.push_content import (
     MAX_TTL_S,
     check_collapse,
@@ -24,8 +27,7 @@ from homing.providers.common.push_content import (
     read_push_content,
     remaining_ttl_s,
 )
-from homing.providers.common.response_parsing import parse_retry_after_ms, short_text_or_none
-from homing.providers.common.secrets import Secret, read_secret
+from homing.providers.common.response_parsing import short_text_or_none
 from homing.providers.webpush.encryption import (
     MAX_PLAINTEXT_BYTES,
     VapidSigner,

@@ -1,4 +1,4 @@
-"""The effects of changes to rows that both stores record: counts, hourly sums and registry entries."""
+"""The effects of changes to rows that both stores record: counts, sums by time, and registry entries."""
 
 from __future__ import annotations
 
@@ -12,15 +12,34 @@ from homing.core.lifecycle.row_events import roll_up_counts
 from homing.core.lifecycle.rows import Change
 from homing.core.notifications import Channel, Content, Message, Recipient, Status
 from homing.core.routing.delivery_modes import MODE_INFO
-from homing.core.statistics import GoalRollUp, RollUp
+from homing.core.statistics import (
+    LATENESS_BUCKETS,
+    DeliveryCounts,
+    GoalRollUp,
+    lateness_bucket,
+)
 from homing.stores.common.codec import Column, encode
 
 HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
 
-ROLL_UP_KEY = ("hour_at", "tenant", "channel", "provider")
+MINUTES_KEPT_MS = 48 * HOUR_MS
+"""How long the sums of single minutes are kept."""
 
-SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in ROLL_UP_KEY)
+_WHOSE = ("tenant", "channel", "provider")
+
+ROLL_UP_KEY = ("hour_at", *_WHOSE)
+
+SUMS = tuple(name for name in DeliveryCounts.__struct_fields__ if name not in _WHOSE)
 """Names of the hourly sums."""
+
+MINUTE_KEY = ("minute_at", *_WHOSE)
+
+LATENESS_SUMS = tuple(f"late_{bucket}" for bucket in range(LATENESS_BUCKETS))
+"""Names of the sums by lateness, one for each bucket."""
+
+MINUTE_SUMS = (*SUMS, "attempt_ms", *LATENESS_SUMS)
+"""Names of the sums of single minutes."""
 
 GOAL_KEY = ("hour_at", "tenant", "mode")
 
@@ -30,8 +49,8 @@ GOAL_SUMS = tuple(name for name in GoalRollUp.__struct_fields__ if name not in G
 EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
 """Stands in for the message in events that do not contain it."""
 
-Goal = tuple[str, bool]
-"""(mode, whether its latency goal was met) of a notification that was sent."""
+Goal = tuple[str, bool, int]
+"""(mode, whether its latency goal was met, lateness bucket) of a notification that was sent."""
 
 Signature = tuple[
     str, Channel, str, Status | None, int, Status, int, Goal | tuple[()] | tuple[bool, str | None] | None
@@ -60,6 +79,8 @@ class ChangeKind(Struct):
     the first attempt."""
     number: int = 0
     """Number of changes."""
+    attempt_ms: int = 0
+    """Sum of the durations of their attempts."""
 
 
 class ChangeCounts:
@@ -78,7 +99,7 @@ class ChangeCounts:
             if (status is _SENT or status is _DELIVERED) and not row.attempts_before:
                 mode = row.mode._value_
                 elapsed_ms = attempt.started_at + attempt.latency_ms - row.aged_from
-                detail = goal = (mode, elapsed_ms <= _GOALS_MS[mode])
+                detail = goal = (mode, elapsed_ms <= _GOALS_MS[mode], lateness_bucket(elapsed_ms))
         elif (cause := change.cause) is None:
             provider = row.provider
         else:
@@ -98,6 +119,8 @@ class ChangeCounts:
         if kind is None:
             kind = self.kinds[signature] = ChangeKind(roll_up_counts(change), goal)
         kind.number += number
+        if attempt is not None:
+            kind.attempt_ms += attempt.latency_ms
 
 
 def registry_rows(puts: Iterable[RegistryPut], now: int, who: str) -> list[tuple[Column, ...]]:

@@ -13,7 +13,14 @@ from typing import Any, Protocol, Self
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.stores.common.change_effects import GOAL_KEY, GOAL_SUMS, ROLL_UP_KEY, SUMS
+from homing.stores.common.change_effects import (
+    GOAL_KEY,
+    GOAL_SUMS,
+    MINUTE_KEY,
+    MINUTE_SUMS,
+    ROLL_UP_KEY,
+    SUMS,
+)
 from homing.stores.common.codec import ATTEMPT_FIELDS, CAUSE_FIELDS
 from homing.stores.common.row_columns import ROW_FIELDS
 from homing.stores.common.sinks import SINK_EVENT_FIELDS
@@ -61,6 +68,7 @@ COPY_PARTS = (
     CopyPart("sink_events", ("number",), SINK_EVENT_FIELDS),
     CopyPart("tallies", ("tenant", "status", "attempts"), ("count", "purged")),
     CopyPart("roll_ups", ROLL_UP_KEY, SUMS),
+    CopyPart("minute_roll_ups", MINUTE_KEY, MINUTE_SUMS),
     CopyPart("goals", GOAL_KEY, GOAL_SUMS),
     CopyPart("registry", ("tenant", "kind", "key"), ("value", "version", "updated_at", "updated_by")),
     CopyPart("breakers", ("provider",), ("version", "breaker")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from homing.core.errors import StoreRejected
 from homing.core.lifecycle.claims import NewNotification, RequestKey, Submission
@@ -65,3 +65,23 @@ def earlier_id(
     if earlier is None or earlier[1] + new.dedup_window_ms <= now:
         return None
     return earlier[0]
+
+
+def ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
+    """Returns the ids that show whether a submission without an idempotency key is a repetition.
+
+    A caller repeats a call that was committed if the result was lost. A submission is stored completely, so
+    its first id is enough, unless a dedup key may have excluded some of its notifications.
+    """
+    ids: list[str] = []
+    for submission in batch:
+        if submission.idempotency_key is None:
+            all_of_them = may_be_partly_stored(submission)
+            wanted = submission.notifications if all_of_them else submission.notifications[:1]
+            ids += [new.id for new in wanted]
+    return ids
+
+
+def may_be_partly_stored(submission: Submission) -> bool:
+    """Returns True if a dedup key may have excluded some notifications of a submission that was stored."""
+    return any(new.dedup_key is not None for new in submission.notifications)

@@ -1,4 +1,4 @@
-"""Records the effects of changes to rows: counts, hourly sums, attempts, causes and events.
+"""Records the effects of changes to rows: counts, sums by time, attempts, causes and events.
 
 The records of one call are collected and written together, in the transaction that changes the rows. Counts
 and sums are first appended to the ledger and later folded into the tallies and roll-ups.
@@ -22,6 +22,10 @@ from homing.stores.common.change_effects import (
     EMPTY_MESSAGE,
     GOAL_SUMS,
     HOUR_MS,
+    LATENESS_SUMS,
+    MINUTE_KEY,
+    MINUTE_MS,
+    MINUTE_SUMS,
     ROLL_UP_KEY,
     SUMS,
     ChangeCounts,
@@ -57,6 +61,9 @@ _LEDGER = {
     **dict.fromkeys(SUMS, "integer"),
     "mode": "text",
     **dict.fromkeys(GOAL_SUMS, "integer"),
+    "minute_at": "bigint",
+    "late": "integer",
+    "attempt_ms": "bigint",
 }
 
 ATTEMPTS = {
@@ -116,7 +123,28 @@ _KEY = ", ".join(ROLL_UP_KEY)
 
 _SUMMED = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
 
-_ADDED = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in SUMS)
+
+def _added(sums: Iterable[str]) -> str:
+    return ", ".join(f"{name} = r.{name} + excluded.{name}" for name in sums)
+
+
+_MINUTE = ", ".join(MINUTE_KEY)
+
+LATENESS_OF_LEDGER = ", ".join(
+    f"CASE WHEN late = {bucket} THEN met + missed ELSE 0 END AS {name}"
+    for bucket, name in enumerate(LATENESS_SUMS)
+)
+"""SQL for the sums by lateness of one row of the ledger."""
+
+_MINUTE_SUMMED = ", ".join(
+    (
+        *(f"sum({name})" for name in (*SUMS, "attempt_ms")),
+        *(
+            f"coalesce(sum(met + missed) FILTER (WHERE late = {bucket}), 0)"
+            for bucket in range(len(LATENESS_SUMS))
+        ),
+    )
+)
 
 _FOLD = f"""
 WITH taken AS (
@@ -134,7 +162,12 @@ cells AS (
 sums AS (
   INSERT INTO homing.roll_ups AS r ({_KEY}, {", ".join(SUMS)})
   SELECT {_KEY}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {_KEY}
-  ON CONFLICT ({_KEY}) DO UPDATE SET {_ADDED}),
+  ON CONFLICT ({_KEY}) DO UPDATE SET {_added(SUMS)}),
+minutes AS (
+  INSERT INTO homing.minute_roll_ups AS r ({_MINUTE}, {", ".join(MINUTE_SUMS)})
+  SELECT {_MINUTE}, {_MINUTE_SUMMED} FROM taken
+  WHERE minute_at IS NOT NULL AND {" + ".join(SUMS)} > 0 GROUP BY {_MINUTE}
+  ON CONFLICT ({_MINUTE}) DO UPDATE SET {_added(MINUTE_SUMS)}),
 goals AS (
   INSERT INTO homing.goals AS g (hour_at, tenant, mode, met, missed)
   SELECT hour_at, tenant, mode, sum(met), sum(missed) FROM taken WHERE met + missed > 0
@@ -195,10 +228,11 @@ class PostgresChangeRecorder:
 
     def ledger(self) -> Iterable[tuple[Any, ...]]:
         """Yields the rows for `WRITE_LEDGER`."""
-        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        now = self._tx.now
+        hour_at, minute_at = now - now % HOUR_MS, now - now % MINUTE_MS
         for signature, kind in self._counts.kinds.items():
             tenant, channel, provider, before, attempts_before, after, attempts_after, _ = signature
-            mode, met = kind.goal or ("", None)
+            mode, met, late = kind.goal or ("", None, None)
             yield (
                 hour_at,
                 tenant,
@@ -213,6 +247,9 @@ class PostgresChangeRecorder:
                 mode,
                 kind.number if met else 0,
                 kind.number if met is False else 0,
+                minute_at,
+                late,
+                kind.attempt_ms,
             )
 
     async def _events(self) -> list[Event]:

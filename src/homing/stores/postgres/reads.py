@@ -14,8 +14,16 @@ from homing.core.lifecycle import views
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
-from homing.stores.common.change_effects import HOUR_MS, SUMS
+from homing.core.statistics import (
+    ErrorGroup,
+    GoalRollUp,
+    MinuteRollUp,
+    RollUp,
+    Tally,
+    Unacknowledged,
+    WaitingGroups,
+)
+from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
@@ -25,7 +33,16 @@ from homing.stores.common.codec import (
     status_literals,
     to_column,
 )
-from homing.stores.postgres.change_recorder import attempts_of, messages_of
+from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_minute
+from homing.stores.common.searches import (
+    HAS_RECIPIENT_ID,
+    POSTGRES_RECIPIENT_KEY,
+    end_scan,
+    id_range,
+    recipient_parts,
+)
+from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
+from homing.stores.postgres.change_recorder import LATENESS_OF_LEDGER, attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
 from homing.stores.postgres.rows import SELECTED, find_stored_ids, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
@@ -64,15 +81,23 @@ class PostgresFilterQuery(Struct, frozen=True):
 
 
 async def build_filter_query(
-    tx: PostgresTransaction, tenant: str, filter: Filter, statuses: Collection[Status]
+    tx: PostgresTransaction,
+    tenant: str,
+    filter: Filter,
+    statuses: Collection[Status],
+    *,
+    by_id: bool = False,
 ) -> PostgresFilterQuery:
     """Builds the query for a filter, restricted to these statuses. No statuses means all.
+
+    If `by_id`, the caller adds a narrow range of ids, so the query starts from it.
 
     `created_until` is exclusive. The statuses are literals, not parameters, because otherwise PostgreSQL
     cannot use a partial index for them.
     """
     wanted = frozenset(statuses)
-    if filter.batch_id is None and await _are_few(tx, tenant, wanted):
+    is_searched = by_id or any(getattr(filter, name) is not None for name in _SEARCHED)
+    if not is_searched and await _are_few(tx, tenant, wanted):
         text = f"FROM {_states_alone(wanted)} AS s JOIN homing.messages AS m ON m.seq = s.seq"
     else:
         text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
@@ -86,6 +111,7 @@ async def build_filter_query(
             value = getattr(filter, name)
             if value is not None:
                 found = found.beyond(f"{alias}.{name} = {{}}", to_column(value))
+    found = _add_search(found, filter)
     if filter.acknowledged is not None:
         is_set = "NOT NULL" if filter.acknowledged else "NULL"
         found = PostgresFilterQuery(f"{found.text} AND s.acknowledged_at IS {is_set}", found.parameters)
@@ -99,6 +125,30 @@ async def build_filter_query(
         is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
         found = known.beyond(f"{is_plain} AND {metadata} ->> {place} = {{}}", value)
     return found
+
+
+def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQuery:
+    """Returns the query with the conditions of the fields that only searches use."""
+    if filter.address is not None:
+        found = found.beyond("left(m.address, 300) = left({}::text, 300)", filter.address)
+    if filter.recipient_id is not None:
+        start, key = recipient_parts(filter.recipient_id)
+        # The condition of the index is literal text with braces, which `beyond` would replace.
+        known = PostgresFilterQuery(f"{found.text} AND {HAS_RECIPIENT_ID}", found.parameters)
+        found = known.beyond(f"{POSTGRES_RECIPIENT_KEY} = {{}}", key)
+        found = found.beyond("starts_with(m.message, {})", start)
+    if filter.provider_message_id is not None:
+        found = found.beyond(_OF_PROVIDER_MESSAGE, filter.provider_message_id)
+    if filter.id_prefix is not None:
+        first, last = id_range(filter.id_prefix)
+        found = found.beyond("m.id >= {}::text::uuid", first).beyond("m.id <= {}::text::uuid", last)
+    return found
+
+
+_OF_PROVIDER_MESSAGE = "m.seq IN (SELECT a.seq FROM homing.attempts AS a WHERE a.provider_message_id = {})"
+
+_SEARCHED = ("batch_id", "address", "recipient_id", "provider_message_id", "id_prefix")
+"""Fields with an index of their own, from which a query starts whatever the statuses are."""
 
 
 async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Status]) -> bool:
@@ -180,6 +230,19 @@ JOIN homing.live AS l ON l.queue = q.id AND l.due_at IS NOT NULL AND l.due_at <=
 WHERE {whose} GROUP BY l.status
 """
 
+WAITING_GROUPS = """
+SELECT lane, provider, reason,
+  CASE WHEN $3::bigint IS NULL OR due_at <= $2 THEN NULL ELSE due_at - due_at % $3::bigint END AS slot,
+  count(*), count(*) FILTER (WHERE aged_from <= $2), min(aged_from) FILTER (WHERE aged_from <= $2)
+FROM (
+  SELECT q.lane, w.provider, w.reason, w.due_at, w.aged_from FROM homing.queues AS q
+  CROSS JOIN LATERAL (
+    SELECT l.provider, l.reason, l.due_at, l.aged_from FROM homing.live AS l
+    WHERE l.queue = q.id AND l.due_at IS NOT NULL ORDER BY l.due_at, l.seq LIMIT $4) AS w
+  WHERE q.tenant = $1 LIMIT $4) AS chosen
+GROUP BY 1, 2, 3, 4 ORDER BY 4 NULLS FIRST, 1, 2, 3
+"""
+
 ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
 
 _ERROR_GROUPS = """
@@ -187,16 +250,19 @@ WITH dead AS (
   SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.status,
     coalesce(s.failed_at, s.last_attempt_at, 0) AS ended_at,
     CASE WHEN coalesce(s.error_code, '') = '' THEN coalesce(s.last_error, '') ELSE '' END AS said
-  FROM homing.{table} AS s WHERE s.tenant = $1 AND s.status = '{status}'
+  FROM homing.{table} AS s WHERE s.tenant = $1 AND s.status = '{status}' ORDER BY s.seq DESC LIMIT $4
 ), groups AS (
   SELECT count(*) AS count,
     count(*) FILTER (WHERE status = 'failed' AND acknowledged_at IS NULL) AS unacknowledged,
-    max(ARRAY[ended_at, seq]) AS newest
+    max(ARRAY[ended_at, seq]) AS newest,
+    count(*) FILTER (WHERE ended_at > $3::bigint - 3600000) AS last_hour,
+    count(*) FILTER (
+      WHERE ended_at <= $3::bigint - 3600000 AND ended_at > $3::bigint - 7200000) AS hour_before
   FROM dead GROUP BY coalesce(reason, ''), coalesce(error_code, ''), said
   ORDER BY count(*) DESC, coalesce(reason, ''), coalesce(error_code, ''), said LIMIT $2
 )
 SELECT n.reason, n.error_code, n.last_error, g.count, g.unacknowledged, g.newest[1] AS newest_at,
-  m.id::text AS example_id
+  m.id::text AS example_id, g.last_hour, g.hour_before
 FROM groups AS g
 JOIN homing.{table} AS n ON n.seq = g.newest[2]
 JOIN homing.messages AS m ON m.seq = g.newest[2]
@@ -221,6 +287,18 @@ GROUP BY status, attempts HAVING sum(count) <> 0 OR sum(purged) <> 0
 _ROLL_UPS = f"""
 SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_roll_ups
 WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
+"""  # noqa: S608
+
+_MINUTES = f"""
+SELECT minute_at - minute_at % ${{step}} AS step_at, tenant, channel, provider,
+  {", ".join(f"sum({name})::bigint" for name in MINUTE_SUMS)}
+FROM (
+  SELECT minute_at, tenant, channel, provider, {", ".join(MINUTE_SUMS)}
+  FROM homing.minute_roll_ups WHERE minute_at > $1 AND {{whose}}
+  UNION ALL
+  SELECT minute_at, tenant, channel, provider, {", ".join(SUMS)}, attempt_ms, {LATENESS_OF_LEDGER}
+  FROM homing.ledger WHERE minute_at > $1 AND {" + ".join(SUMS)} > 0 AND {{whose}}) AS sums
+GROUP BY step_at, tenant, channel, provider ORDER BY step_at, tenant, channel, provider
 """  # noqa: S608
 
 _GOALS = """
@@ -278,17 +356,39 @@ async def list_page(
     limit: int,
     cursor: str | None,
     oldest_first: bool = False,
+    scan: int | None = None,
 ) -> Page:
-    """Returns a page of the notifications that match the filter, the newest first or the oldest first."""
-    found = await build_filter_query(tx, tenant, filter, filter.statuses)
+    """Returns a page of the notifications that match the filter, the newest first or the oldest first.
+
+    With `scan`, compares at most this many notifications with the filter.
+    """
     beyond, order = (">", "ASC") if oldest_first else ("<", "DESC")
-    if cursor is not None:
-        place = "m.id {} {{}}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" {} {{}}'
-        found = found.beyond(place.format(beyond), cursor)
+    last: str | None = None
+    if scan is not None:
+        compared = PostgresFilterQuery("FROM homing.messages AS m WHERE m.tenant = $1", (tenant,))
+        compared = _beyond_id(compared, beyond, cursor).limited(f"m.id {order}", scan)
+        last = await tx.one(
+            f"SELECT id::text FROM (SELECT m.id {compared.text}) AS m OFFSET {scan - 1}",  # noqa: S608
+            *compared.parameters,
+        )
+    found = await build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None)
+    found = _beyond_id(found, beyond, cursor)
+    if last is not None:
+        until = "<=" if oldest_first else ">="
+        found = found.beyond(f"m.id {until} {{}}::text::uuid", last)
     found = found.limited(f"m.id {order}", limit + 1)
-    return await _page(
+    page = await _page(
         tx, f"SELECT m.seq, m.id {found.text}", f"chosen.id {order}", *found.parameters, limit=limit
     )
+    return end_scan(page, last)
+
+
+def _beyond_id(found: PostgresFilterQuery, beyond: str, cursor: str | None) -> PostgresFilterQuery:
+    """Returns the query for what comes after the cursor. None means from the beginning."""
+    if cursor is None:
+        return found
+    place = "m.id {} {{}}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" {} {{}}'
+    return found.beyond(place.format(beyond), cursor)
 
 
 async def waiting(tx: PostgresTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
@@ -312,6 +412,14 @@ async def count_due(tx: PostgresTransaction, tenant: str | None) -> dict[Status,
     return {Status(status): number for status, number in found}
 
 
+async def waiting_groups(
+    tx: PostgresTransaction, tenant: str, step_ms: int | None, limit: int
+) -> WaitingGroups:
+    """Returns what waits, in groups. Counts at most `limit` notifications."""
+    found = await tx.rows(WAITING_GROUPS, tenant, tx.now, step_ms, limit + 1)
+    return build_waiting_groups([WaitingRow(*columns) for columns in found], limit)
+
+
 async def retrying(tx: PostgresTransaction, tenant: str, limit: int) -> Page:
     """Returns notifications that wait for a retry, that with the oldest last attempt first."""
     page = await _page(tx, RETRYING, "chosen.last_attempt_at, m.id", tenant, limit, limit=limit)
@@ -329,11 +437,11 @@ async def tallies(tx: PostgresTransaction, tenant: str | None) -> tuple[Tally, .
 
 
 async def error_groups(
-    tx: PostgresTransaction, tenant: str, limit: int, status: Status
+    tx: PostgresTransaction, tenant: str, limit: int, status: Status, newest: int | None = None
 ) -> tuple[ErrorGroup, ...]:
     """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
     text = ERROR_GROUPS if status is Status.FAILED else ERROR_GROUPS_OF_RETRIES
-    found = await tx.rows(text, tenant, limit)
+    found = await tx.rows(text, tenant, limit, tx.now, newest)
     return tuple(
         ErrorGroup(
             reason=None if reason is None else Reason(reason),
@@ -343,8 +451,10 @@ async def error_groups(
             unacknowledged=unacknowledged,
             newest_at=views.optional_moment(newest_at),
             example_id=example_id,
+            last_hour=last_hour,
+            hour_before=hour_before,
         )
-        for reason, code, text, count, unacknowledged, newest_at, example_id in found
+        for reason, code, text, count, unacknowledged, newest_at, example_id, last_hour, hour_before in found
     )
 
 
@@ -362,6 +472,16 @@ async def roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -
         )
         for hour_at, whose_hour, channel, provider, *sums in found
     )
+
+
+async def minute_roll_ups(
+    tx: PostgresTransaction, tenant: str | None, since_ms: int, step_ms: int
+) -> tuple[MinuteRollUp, ...]:
+    """Returns the sums of the steps that overlap the last `since_ms` milliseconds, the oldest first."""
+    whose, parameters = _tenant_condition(tenant, 3)
+    first = first_minute(tx.now, since_ms, step_ms)
+    found = await tx.rows(_MINUTES.format(whose=whose, step=2), first, step_ms, *parameters)
+    return tuple(build_minute_roll_up(*columns) for columns in found)
 
 
 async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:

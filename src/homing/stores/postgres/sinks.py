@@ -48,7 +48,8 @@ ON CONFLICT (sink, id) DO NOTHING
 _SINKS = """
 SELECT name, kind, events, durable, registered_at, last_seen_at,
   (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = s.name),
-  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = 'parked:' || s.name)
+  (SELECT count(*) FROM homing.sink_events AS e WHERE e.sink = 'parked:' || s.name),
+  (SELECT at FROM homing.sink_events AS e WHERE e.sink = s.name ORDER BY sink, number LIMIT 1)
 FROM homing.sinks AS s ORDER BY name
 """
 
@@ -169,8 +170,11 @@ async def sinks(tx: PostgresTransaction) -> tuple[RegisteredSink, ...]:
             last_seen_at=last_seen_at,
             waiting=waiting,
             parked=parked,
+            oldest_at=oldest_at,
         )
-        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked in await tx.rows(_SINKS)
+        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked, oldest_at in (
+            await tx.rows(_SINKS)
+        )
     )
 
 

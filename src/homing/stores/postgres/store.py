@@ -35,6 +35,7 @@ from homing.core.ports.stores import (
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
+from homing.stores.common.group_commit import GroupCommit
 from homing.stores.common.leased_rows import (
     MISSING,
     LeasedRows,
@@ -43,7 +44,7 @@ from homing.stores.common.leased_rows import (
     build_settle_result,
 )
 from homing.stores.common.sinks import read_sink_book
-from homing.stores.common.sql_store import SqlStore
+from homing.stores.common.transactional_store import TransactionalStore
 from homing.stores.postgres import (
     accept,
     amend,
@@ -68,7 +69,6 @@ from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
 from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 from homing.stores.postgres.errors import DuplicateIds, QueueGone
-from homing.stores.postgres.group_commit import GroupCommit
 from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
 from homing.stores.postgres.migrations import migrate
@@ -86,7 +86,7 @@ may commit its lease late.
 """
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(TransactionalStore):
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
     `open` connects. `migrate` creates the tables. Until then, calls that need the tables raise `SchemaError`.
@@ -386,7 +386,9 @@ class PostgresStore(SqlStore):
     async def _write_with_events(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._write(action, sinks=True)
 
-    async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
+    async def _read(
+        self, action: Callable[[PostgresTransaction], Awaitable[R]], tenant: str | None = None
+    ) -> R:
         return await self._database.do(action, read_only=True)
 
     async def _look(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from homing.core.lifecycle.states import FINAL
 from homing.core.ports.stores import Retention
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
-from homing.stores.common.change_effects import HOUR_MS
+from homing.stores.common.change_effects import HOUR_MS, MINUTES_KEPT_MS
 from homing.stores.common.sinks import LEGACY_KEPT_MS
 from homing.stores.postgres.change_recorder import fold_ledger
 from homing.stores.postgres.migrations import read_schema_version
@@ -116,6 +116,7 @@ async def prune(tx: PostgresTransaction, retention: Retention, limit: int) -> Ma
     notifications = await _purge(tx, retention, limit)
     await tx.run(_DELETE_FULL_BUCKETS, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
     await forget_workers(tx)
+    await _delete_old(tx, "minute_roll_ups", "minute_at", tx.now - MINUTES_KEPT_MS, limit)
     await restore_queues(tx, limit)
     await fold_ledger(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}

@@ -20,7 +20,9 @@ from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
 from homing.stores.common.repeated_requests import (
     earlier_id,
+    ids_to_look_up,
     is_stored,
+    may_be_partly_stored,
     may_be_taken,
 )
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
@@ -95,7 +97,7 @@ class _Intake:
         self.recorder = SqliteChangeRecorder(tx)
         self.requests = known_requests(tx, _keys_of(batch))
         self.dedups = _known_dedups(tx, batch)
-        self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
+        self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[RequestKey, tuple[str, int, int]] = {}
@@ -154,7 +156,7 @@ class _Intake:
 
         Returns False for a submission with dedup keys, whose ids must be checked one by one.
         """
-        if not submission.notifications or _may_be_partly_stored(submission):
+        if not submission.notifications or may_be_partly_stored(submission):
             return False
         return is_stored(submission, submission.notifications[0], self.stored)
 
@@ -202,25 +204,6 @@ def accept(
     intake.write()
     on_written(before, intake.seq)
     return answers
-
-
-def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
-    """Returns the ids that show whether a submission without an idempotency key is a repetition.
-
-    A caller repeats a call that was committed if the result was lost. A submission is stored completely, so
-    its first id is enough, unless a dedup key may have excluded some of its notifications.
-    """
-    ids: list[str] = []
-    for submission in batch:
-        if submission.idempotency_key is None:
-            all_of_them = _may_be_partly_stored(submission)
-            wanted = submission.notifications if all_of_them else submission.notifications[:1]
-            ids += [new.id for new in wanted]
-    return ids
-
-
-def _may_be_partly_stored(submission: Submission) -> bool:
-    return any(new.dedup_key is not None for new in submission.notifications)
 
 
 def known_requests(tx: SqliteTransaction, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:

@@ -1,11 +1,11 @@
-"""Records the effects of changes to rows: tallies, hourly sums, attempts, causes, queues and events.
+"""Records the effects of changes to rows: tallies, sums by time, attempts, causes, queues and events.
 
 The records of one call are collected and written together, in the transaction that changes the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
@@ -19,6 +19,10 @@ from homing.stores.common.change_effects import (
     GOAL_KEY,
     GOAL_SUMS,
     HOUR_MS,
+    LATENESS_SUMS,
+    MINUTE_KEY,
+    MINUTE_MS,
+    MINUTE_SUMS,
     ROLL_UP_KEY,
     SUMS,
     ChangeCounts,
@@ -52,17 +56,18 @@ _UPSERT_TALLIES = build_insert(
     " ON CONFLICT DO UPDATE SET count = count + excluded.count",
 )
 
-_UPSERT_ROLL_UPS = build_insert(
-    "homing_roll_ups",
-    (*ROLL_UP_KEY, *SUMS),
-    " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
-)
 
-_UPSERT_GOALS = build_insert(
-    "homing_goals",
-    (*GOAL_KEY, *GOAL_SUMS),
-    " ON CONFLICT DO UPDATE SET met = met + excluded.met, missed = missed + excluded.missed",
-)
+def _build_addition(table: str, key: Sequence[str], sums: Sequence[str]) -> MultiRowStatement:
+    """Builds a statement that adds to the sums of each row's key."""
+    added = ", ".join(f"{name} = {name} + excluded.{name}" for name in sums)
+    return build_insert(table, (*key, *sums), f" ON CONFLICT DO UPDATE SET {added}")
+
+
+_ADD_TO_HOURS = _build_addition("homing_roll_ups", ROLL_UP_KEY, SUMS)
+
+_ADD_TO_MINUTES = _build_addition("homing_minute_roll_ups", MINUTE_KEY, MINUTE_SUMS)
+
+_ADD_TO_GOALS = _build_addition("homing_goals", GOAL_KEY, GOAL_SUMS)
 
 _INSERT_ATTEMPTS = JsonInsert(
     "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
@@ -190,19 +195,26 @@ class SqliteChangeRecorder:
         _UPSERT_TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
 
     def _write_sums(self) -> None:
-        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        now = self._tx.now
+        hour_at, minute_at = now - now % HOUR_MS, now - now % MINUTE_MS
         totals: dict[tuple[str, str, str], dict[str, int]] = {}
         goals: dict[tuple[str, str], list[int]] = {}
         for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
+            if not kind.sums:
+                continue
+            total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(MINUTE_SUMS, 0))
+            for name, number in kind.sums.items():
+                total[name] += number * kind.number
+            total["attempt_ms"] += kind.attempt_ms
             if kind.goal is not None:
-                mode, met = kind.goal
+                mode, met, bucket = kind.goal
+                total[LATENESS_SUMS[bucket]] += kind.number
                 goals.setdefault((tenant, mode), [0, 0])[not met] += kind.number
-            if kind.sums:
-                total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
-                for name, number in kind.sums.items():
-                    total[name] += number * kind.number
-        _UPSERT_ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
-        _UPSERT_GOALS.run(self._tx, [(hour_at, *key, *numbers) for key, numbers in goals.items()])
+        minutes: list[tuple[Column, ...]] = [(*key, *total.values()) for key, total in totals.items()]
+        end = len(ROLL_UP_KEY) - 1 + len(SUMS)
+        _ADD_TO_HOURS.run(self._tx, [(hour_at, *sums[:end]) for sums in minutes])
+        _ADD_TO_MINUTES.run(self._tx, [(minute_at, *sums) for sums in minutes])
+        _ADD_TO_GOALS.run(self._tx, [(hour_at, *key, *numbers) for key, numbers in goals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:

@@ -15,8 +15,16 @@ from msgspec import Struct, json
 from homing.core.lifecycle import views
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
-from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
-from homing.stores.common.change_effects import HOUR_MS, SUMS
+from homing.core.statistics import (
+    ErrorGroup,
+    GoalRollUp,
+    MinuteRollUp,
+    RollUp,
+    Tally,
+    Unacknowledged,
+    WaitingGroups,
+)
+from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
     CAUSE_FIELDS,
     Column,
@@ -30,6 +38,14 @@ from homing.stores.common.codec import (
     status_literals,
     to_column,
 )
+from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_minute
+from homing.stores.common.searches import (
+    HAS_RECIPIENT_ID,
+    SQLITE_RECIPIENT_KEY,
+    end_scan,
+    recipient_parts,
+)
+from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
 from homing.stores.sqlite.change_recorder import attempts_of, messages_of
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
@@ -88,14 +104,21 @@ class SqliteFilterQuery(Struct, frozen=True):
 
 
 def build_filter_query(
-    tx: SqliteTransaction, tenant: str, filter: Filter, statuses: Collection[Status]
+    tx: SqliteTransaction,
+    tenant: str,
+    filter: Filter,
+    statuses: Collection[Status],
+    *,
+    by_id: bool = False,
 ) -> SqliteFilterQuery:
     """Builds the query for a filter, restricted to these statuses. No statuses means all.
 
-    `created_until` is exclusive.
+    `created_until` is exclusive. If `by_id`, the caller adds a narrow range of ids, so the query starts from
+    it.
     """
     conditions, parameters = ["n.tenant = ?1"], [to_column(tenant)]
-    source = _source(tx, tenant, filter, frozenset(statuses))
+    by_id = by_id and filter.recipient_id is None
+    source = _BY_TENANT if by_id else _source(tx, tenant, filter, frozenset(statuses))
     if source.endswith("homing_rare"):
         conditions.append(RARE)
     if statuses:
@@ -106,6 +129,9 @@ def build_filter_query(
         if value is not None:
             conditions.append(f"n.{name} = ?")
             parameters.append(to_column(value))
+    for condition, value in _search_conditions(filter):
+        conditions.append(condition)
+        parameters.append(value)
     if filter.acknowledged is not None:
         conditions.append(f"n.acknowledged_at IS {'NOT ' if filter.acknowledged else ''}NULL")
     if filter.created_from is not None:
@@ -124,12 +150,53 @@ def _source(tx: SqliteTransaction, tenant: str, filter: Filter, statuses: frozen
     indexed = "homing_notifications AS n INDEXED BY "
     if filter.batch_id is not None:
         return indexed + "homing_batch"
+    if filter.recipient_id is not None:
+        return _BY_RECIPIENT
+    if filter.provider_message_id is not None:
+        return "homing_notifications AS n"
+    if filter.address is not None:
+        return indexed + "homing_address"
     if statuses and not statuses.intersection(_COMMON):
         return indexed + "homing_rare"
     # A scan by id would read all the successful notifications to find the few others.
     if statuses and not statuses & SUCCESSFUL and tx.one(_MOST_ARE_SUCCESSFUL, tenant):
         return _ALL_BUT_SUCCESSFUL
     return indexed + "homing_tenant"
+
+
+_BY_TENANT = "homing_notifications AS n INDEXED BY homing_tenant"
+
+_LAST_ID = "~"
+"""Sorts after all ids."""
+
+_BY_RECIPIENT = (
+    "homing_messages AS m INDEXED BY homing_recipient CROSS JOIN homing_notifications AS n ON n.seq = m.seq"
+)
+
+# The index on attempts begins with the provider, so the few providers are found first, each by one look-up.
+_OF_PROVIDER_MESSAGE = """n.seq IN (
+  WITH RECURSIVE p(name) AS (
+    SELECT min(provider) FROM homing_attempts WHERE provider_message_id IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(a.provider) FROM homing_attempts AS a
+            WHERE a.provider_message_id IS NOT NULL AND a.provider > p.name)
+    FROM p WHERE p.name IS NOT NULL)
+  SELECT a.seq FROM p CROSS JOIN homing_attempts AS a INDEXED BY homing_attempt_message
+  WHERE a.provider = p.name AND a.provider_message_id = ?)"""
+
+
+def _search_conditions(filter: Filter) -> list[tuple[str, Column]]:
+    """Returns the conditions of the fields that only searches use, each with its parameter."""
+    found: list[tuple[str, Column]] = []
+    if filter.recipient_id is not None:
+        start, key = recipient_parts(filter.recipient_id)
+        found.append((f"{HAS_RECIPIENT_ID} AND {SQLITE_RECIPIENT_KEY} = ?", key))
+        found.append(("instr(m.message, ?) = 1", start))
+    if filter.provider_message_id is not None:
+        found.append((_OF_PROVIDER_MESSAGE, filter.provider_message_id))
+    if filter.id_prefix is not None:
+        found += [("n.id >= ?", filter.id_prefix), ("n.id < ?", f"{filter.id_prefix}~")]
+    return found
 
 
 _ORDER = {status: number for number, status in enumerate(Status)}
@@ -167,6 +234,18 @@ SELECT json_group_object(status, count) FROM (
   GROUP BY due.status)
 """
 
+_WAITING_GROUPS = """
+SELECT json_group_array(json_array(lane, provider, reason, slot, number, late, oldest)) FROM (
+  SELECT lane, provider, reason, iif(?3 IS NULL OR due_at <= ?2, NULL, due_at - due_at % ?3) AS slot,
+    count(*) AS number, sum(aged_from <= ?2) AS late, min(iif(aged_from <= ?2, aged_from, NULL)) AS oldest
+  FROM (
+    SELECT n.lane, n.provider, n.reason, n.due_at, n.aged_from
+    FROM homing_queues AS q CROSS JOIN homing_notifications AS n INDEXED BY homing_due
+      ON n.lane = q.lane AND n.tenant = q.tenant AND n.outlet = q.outlet
+    WHERE q.tenant = ?1 AND n.due_at IS NOT NULL LIMIT ?4)
+  GROUP BY lane, provider, reason, slot ORDER BY slot, lane, provider, reason)
+"""
+
 _RETRYING = """
 SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_retrying
 WHERE n.tenant = ?1 AND n.status = 'retrying' ORDER BY n.last_attempt_at, n.id LIMIT ?2
@@ -175,17 +254,23 @@ WHERE n.tenant = ?1 AND n.status = 'retrying' ORDER BY n.last_attempt_at, n.id L
 _FOREVER = 2**62
 
 _ERROR_GROUPS = f"""
-SELECT json_group_array(json_array(reason, error_code, last_error, count, unacknowledged, newest))
+SELECT json_group_array(json_array(
+  reason, error_code, last_error, count, unacknowledged, newest, last_hour, hour_before))
 FROM (
   SELECT n.reason, n.error_code, n.last_error, count(*) AS count,
     sum(n.status = 'failed' AND n.acknowledged_at IS NULL) AS unacknowledged,
-    max(printf('%020d', coalesce(n.failed_at, n.last_attempt_at, 0)) || n.id) AS newest
-  FROM homing_notifications AS n INDEXED BY homing_rare
-  WHERE n.tenant = ? AND n.status = ? AND {RARE}
+    max(printf('%020d', n.ended_at) || n.id) AS newest,
+    sum(n.ended_at > ?4 - {HOUR_MS}) AS last_hour,
+    sum(n.ended_at <= ?4 - {HOUR_MS} AND n.ended_at > ?4 - 2 * {HOUR_MS}) AS hour_before
+  FROM (
+    SELECT n.id, n.status, n.reason, n.error_code, n.last_error, n.acknowledged_at,
+      coalesce(n.failed_at, n.last_attempt_at, 0) AS ended_at
+    FROM homing_notifications AS n INDEXED BY homing_rare
+    WHERE n.tenant = ?1 AND n.status = ?2 AND {RARE} ORDER BY n.id DESC LIMIT ?5) AS n
   GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''),
     iif(coalesce(n.error_code, '') = '', coalesce(n.last_error, ''), '')
   ORDER BY count DESC, 1, 2, 3
-  LIMIT ?)
+  LIMIT ?3)
 """  # noqa: S608
 
 _TALLIES = """
@@ -202,6 +287,16 @@ SELECT json_group_array(json_array(hour_at, tenant, channel, provider, {", ".joi
   ORDER BY hour_at, tenant, channel, provider)
 """  # noqa: S608
 
+_MINUTES = f"""
+SELECT json_group_array(json_array(step_at, tenant, channel, provider, {", ".join(MINUTE_SUMS)})) FROM (
+  SELECT minute_at - minute_at % ?3 AS step_at, tenant, channel, provider,
+    {", ".join(f"sum({name}) AS {name}" for name in MINUTE_SUMS)}
+  FROM homing_minute_roll_ups
+  WHERE minute_at > ?1 AND (?2 IS NULL OR tenant = ?2)
+  GROUP BY step_at, tenant, channel, provider
+  ORDER BY step_at, tenant, channel, provider)
+"""  # noqa: S608
+
 _GOALS = """
 SELECT json_group_array(json_array(hour_at, tenant, mode, met, missed)) FROM (
   SELECT * FROM homing_goals
@@ -214,11 +309,9 @@ SELECT count(*), min(n.failed_at) FROM homing_notifications AS n INDEXED BY {ind
 WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition}
 """
 
-_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(
-    index="homing_final", condition="n.due_at IS NULL AND n.lease_until IS NULL"
-)
+_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(index="homing_unacknowledged", condition="true")
 
-_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_rare", condition=f"n.tenant = ? AND {RARE}")
+_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_unacknowledged", condition="n.tenant = ?")
 
 _OLDEST_RETRY = """
 SELECT min((SELECT min(coalesce(n.first_failed_at, n.last_attempt_at))
@@ -240,13 +333,19 @@ SELECT json_group_array(json_array(tenant, id)) FROM (
 
 _decode_sizes = json.Decoder(list[tuple[int, int]]).decode
 
-_decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, int, int, str]]).decode
+_decode_groups = json.Decoder(
+    list[tuple[Reason | None, str | None, str | None, int, int, str, int, int]]
+).decode
 
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
 
 _decode_roll_ups = json.Decoder(
     list[tuple[int, str, Channel, str, int, int, int, int, int, int, int, int, int]]
 ).decode
+
+_decode_waiting = json.Decoder(list[WaitingRow]).decode
+
+_decode_minutes = json.Decoder(list[list[Any]]).decode
 
 _decode_goals = json.Decoder(list[tuple[int, str, Mode, int, int]]).decode
 
@@ -279,14 +378,25 @@ def list_page(
     limit: int,
     cursor: str | None,
     oldest_first: bool = False,
+    scan: int | None = None,
 ) -> Page:
-    """Returns a page of the notifications that match the filter, the newest first or the oldest first."""
-    found = build_filter_query(tx, tenant, filter, filter.statuses)
-    beyond, order = ("n.id > ?", "ASC") if oldest_first else ("n.id < ?", "DESC")
+    """Returns a page of the notifications that match the filter, the newest first or the oldest first.
+
+    With `scan`, compares at most this many notifications with the filter.
+    """
+    beyond, order = (">", "ASC") if oldest_first else ("<", "DESC")
+    last: str | None = None
+    if scan is not None:
+        compared = f"SELECT n.id FROM {_BY_TENANT} WHERE n.tenant = ? AND n.id {beyond} ?"  # noqa: S608
+        from_id = cursor if cursor is not None else ("" if oldest_first else _LAST_ID)
+        last = tx.one(f"{compared} ORDER BY n.id {order} LIMIT 1 OFFSET ?", tenant, from_id, scan - 1)
+    found = build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None)
     if cursor is not None:
-        found = found.beyond(beyond, cursor)
+        found = found.beyond(f"n.id {beyond} ?", cursor)
+    if last is not None:
+        found = found.beyond("n.id <= ?" if oldest_first else "n.id >= ?", last)
     chosen = f"SELECT n.seq {found.text} ORDER BY n.id {order} LIMIT ?"
-    return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
+    return end_scan(_page(tx, chosen, *found.parameters, limit + 1, limit=limit), last)
 
 
 def waiting(tx: SqliteTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
@@ -304,6 +414,12 @@ def count_due(tx: SqliteTransaction, tenant: str | None) -> dict[Status, int]:
     return _decode_counts(tx.one(_DUE_COUNTS, tenant, tx.now))
 
 
+def waiting_groups(tx: SqliteTransaction, tenant: str, step_ms: int | None, limit: int) -> WaitingGroups:
+    """Returns what waits, in groups. Counts at most `limit` notifications."""
+    found = _decode_waiting(tx.one(_WAITING_GROUPS, tenant, tx.now, step_ms, limit + 1))
+    return build_waiting_groups(found, limit)
+
+
 def retrying(tx: SqliteTransaction, tenant: str, limit: int) -> Page:
     """Returns notifications that wait for a retry, that with the oldest last attempt first."""
     return Page(items=_page(tx, _RETRYING, tenant, limit, limit=limit).items)
@@ -315,24 +431,26 @@ def tallies(tx: SqliteTransaction, tenant: str | None) -> tuple[Tally, ...]:
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
-def error_groups(tx: SqliteTransaction, tenant: str, limit: int, status: Status) -> tuple[ErrorGroup, ...]:
+def error_groups(
+    tx: SqliteTransaction, tenant: str, limit: int, status: Status, newest: int | None = None
+) -> tuple[ErrorGroup, ...]:
     """Returns the dead letters, or what waits for a retry, grouped by error, the largest group first."""
-    groups = []
-    for reason, code, text, count, unacknowledged, newest in _decode_groups(
-        tx.one(_ERROR_GROUPS, tenant, status.value, limit)
-    ):
-        groups.append(
-            ErrorGroup(
-                reason=reason,
-                error_code=code,
-                last_error=text,
-                count=count,
-                unacknowledged=unacknowledged,
-                newest_at=views.optional_moment(int(newest[:20])),
-                example_id=newest[20:],
-            )
+    most = -1 if newest is None else newest
+    found = _decode_groups(tx.one(_ERROR_GROUPS, tenant, status.value, limit, tx.now, most))
+    return tuple(
+        ErrorGroup(
+            reason=reason,
+            error_code=code,
+            last_error=text,
+            count=count,
+            unacknowledged=unacknowledged,
+            newest_at=views.optional_moment(int(example[:20])),
+            example_id=example[20:],
+            last_hour=last_hour,
+            hour_before=hour_before,
         )
-    return tuple(groups)
+        for reason, code, text, count, unacknowledged, example, last_hour, hour_before in found
+    )
 
 
 def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
@@ -348,6 +466,14 @@ def roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[
         )
         for hour_at, whose, channel, provider, *sums in found
     )
+
+
+def minute_roll_ups(
+    tx: SqliteTransaction, tenant: str | None, since_ms: int, step_ms: int
+) -> tuple[MinuteRollUp, ...]:
+    """Returns the sums of the steps that overlap the last `since_ms` milliseconds, the oldest first."""
+    found = _decode_minutes(tx.one(_MINUTES, first_minute(tx.now, since_ms, step_ms), tenant, step_ms))
+    return tuple(build_minute_roll_up(*columns) for columns in found)
 
 
 def goal_roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:

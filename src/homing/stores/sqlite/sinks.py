@@ -43,7 +43,8 @@ WHERE name IN (SELECT value FROM json_each(?2)) ORDER BY number
 _SINKS = """
 SELECT name, kind, events, durable, registered_at, last_seen_at,
   (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = s.name),
-  (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = 'parked:' || s.name)
+  (SELECT count(*) FROM homing_sink_events AS e WHERE e.sink = 'parked:' || s.name),
+  (SELECT at FROM homing_sink_events AS e WHERE e.sink = s.name ORDER BY number LIMIT 1)
 FROM homing_sinks AS s ORDER BY name
 """
 
@@ -100,9 +101,10 @@ def sinks(tx: SqliteTransaction) -> tuple[RegisteredSink, ...]:
             last_seen_at=last_seen_at,
             waiting=waiting,
             parked=parked,
+            oldest_at=oldest_at,
         )
-        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked in tx.cursor.execute(
-            _SINKS
+        for name, kind, events, durable, registered_at, last_seen_at, waiting, parked, oldest_at in (
+            tx.cursor.execute(_SINKS)
         )
     )
 

@@ -30,7 +30,7 @@ from homing.core.routing.fair_share import TenantPlace, TenantTurns
 from homing.stores.common.clock_guard import steady_clock_ms
 from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
 from homing.stores.common.sinks import REMOVAL_STEP
-from homing.stores.common.sql_store import SqlStore
+from homing.stores.common.transactional_store import TransactionalStore
 from homing.stores.sqlite import (
     accept,
     amend,
@@ -49,6 +49,7 @@ from homing.stores.sqlite import (
 from homing.stores.sqlite.caller_transactions import join_transaction
 from homing.stores.sqlite.clock import CheckedClock, suspected_step
 from homing.stores.sqlite.connection import connect, translate_error
+from homing.stores.sqlite.fair_reads import FairReads
 from homing.stores.sqlite.history import FileHistory
 from homing.stores.sqlite.memory_database import MEMORY, MemoryDatabase
 from homing.stores.sqlite.open_file import write_missing_mark
@@ -62,7 +63,7 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(TransactionalStore):
     """A `Backend` in one SQLite file, or in memory.
 
     `open` connects and creates the file if it does not exist. `migrate` creates the tables. Until then, calls
@@ -108,6 +109,9 @@ class SqliteStore(SqlStore):
         self._open_lock = threading.Lock()
         self._writer: WriterThread | None = None
         self._reader: ReaderThread | None = None
+        """Runs single statements, such as the checks of API keys, which must not wait for long reads."""
+        self._reads_of: FairReads | None = None
+        """Runs all other reads."""
 
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the file's schema."""
@@ -116,8 +120,8 @@ class SqliteStore(SqlStore):
 
     async def close(self) -> None:
         """Finishes the queued calls and closes the file."""
-        threads = [thread for thread in (self._writer, self._reader) if thread is not None]
-        self._writer = self._reader = None
+        threads = [thread for thread in (self._writer, self._reader, self._reads_of) if thread is not None]
+        self._writer = self._reader = self._reads_of = None
         for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.stop)
 
@@ -219,10 +223,16 @@ class SqliteStore(SqlStore):
             if self._writer is None:
                 writer = WriterThread("homing-sqlite-writer", self._connect, self._path, self._opened)
                 try:
-                    self._reader = ReaderThread("homing-sqlite-reader", self._connect, self._path)
+                    reader = ReaderThread("homing-sqlite-reader", self._connect, self._path)
+                    try:
+                        self._reads_of = FairReads(self._connect, self._path)
+                    except BaseException:
+                        reader.stop()
+                        raise
                 except BaseException:
                     writer.stop()
                     raise
+                self._reader = reader
                 self._writer = writer
 
     def _opened(self, identity: str) -> None:
@@ -266,7 +276,16 @@ class SqliteStore(SqlStore):
         return connection
 
     async def _look(self, action: Callable[[SqliteTransaction], R]) -> R:
-        return await self._read(action, single=True)
+        """Runs the action, which is one quick statement, on a connection of its own."""
+
+        def work(cursor: sqlite3.Cursor) -> R:
+            return action(self._tx(cursor, writable=False))
+
+        if self._memory is not None:
+            return self._memory.read(work)
+        if self._reader is None:
+            raise StoreError(f"{self._path} is closed; open the store first.")
+        return await self._reader.do(ThreadCall(work, single=True))
 
     def _tx(self, cursor: sqlite3.Cursor, *, writable: bool = True) -> SqliteTransaction:
         if self._checked_clock is None:
@@ -296,17 +315,17 @@ class SqliteStore(SqlStore):
             return self._memory.write(work)
         return await self._open_writer().do(ThreadCall(work, together, part))
 
-    async def _read(self, action: Callable[[SqliteTransaction], R], *, single: bool = False) -> R:
-        """Runs the action on the reader thread. `single` means that the action is one statement."""
+    async def _read(self, action: Callable[[SqliteTransaction], R], tenant: str | None = None) -> R:
+        """Runs the action in turn with the reads of other tenants. Ends it if it takes too long."""
 
         def work(cursor: sqlite3.Cursor) -> R:
             return action(self._tx(cursor, writable=False))
 
         if self._memory is not None:
             return self._memory.read(work)
-        if self._reader is None:
+        if self._reads_of is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
-        return await self._reader.do(ThreadCall(work, single=single))
+        return await self._reads_of.do(tenant or "", ThreadCall(work))
 
     async def _join(self, given: Any, action: Callable[[SqliteTransaction], R]) -> R:
         """Runs the action in the transaction of the caller's connection, on the thread of that connection."""

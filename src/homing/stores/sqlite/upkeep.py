@@ -10,6 +10,7 @@ from msgspec import json
 from homing.core.lifecycle.states import FINAL
 from homing.core.ports.stores import Retention
 from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
+from homing.stores.common.change_effects import MINUTE_KEY, MINUTES_KEPT_MS
 from homing.stores.common.codec import encode
 from homing.stores.common.sinks import LEGACY_KEPT_MS
 from homing.stores.sqlite.migrations import read_schema_version
@@ -56,6 +57,7 @@ def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[st
         _delete_old(tx, "homing_outbox", ("number",), "at", tx.now - LEGACY_KEPT_MS, limit)
     _delete_unused(tx, limit)
     forget_workers(tx)
+    _delete_old(tx, "homing_minute_roll_ups", MINUTE_KEY, "minute_at", tx.now - MINUTES_KEPT_MS, limit)
     notifications = _purge(tx, retention, limit)
     return {"notifications": notifications, "keys": keys, "receipts": receipts, "events": outbox}
 

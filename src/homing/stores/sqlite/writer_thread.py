@@ -128,9 +128,13 @@ class _Thread:
             except queue.Empty:
                 pass
             self._perform_checked(calls)
-            _return_results(calls)
+            self._return(calls)
         self._cursor.close()
         self._connection.close()
+
+    @staticmethod
+    def _return(calls: Sequence[ThreadCall[Any]]) -> None:
+        _return_results(calls)
 
     def _perform_checked(self, calls: Sequence[ThreadCall[Any]]) -> None:
         """Performs the calls, and performs them again if they went to a file that is no longer in its place.

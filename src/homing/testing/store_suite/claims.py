@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, Lease, ProviderCapacity
-from homing.core.notifications import Channel, Mode, Priority, Reason, Status, lane_of
+from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Reason, Status, lane_of
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
@@ -416,6 +416,23 @@ class ClaimTests:
         await store.settle([a_settlement(claim, Status.RETRYING, attempt=last, spent={}, moves=1)])
         claim = await claim_one(store)
         assert (dict(claim.spent), claim.moves, claim.free_move) == ({}, 1, False)
+
+    async def test_uncounted_failures_add_up_and_survive_give_backs_and_the_end(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await accept_and_claim(store)
+        for number in (1, 2):
+            failed = an_attempt(claim, OutcomeKind.TRANSIENT, error="away", error_code="unreachable")
+            await store.settle([a_settlement(claim, Status.RETRYING, attempt=failed, spent={}, moves=number)])
+            claim = await claim_one(store)
+            assert (claim.attempt, claim.moves, claim.free_move) == (number + 1, number, False)
+        await store.settle([postponed(claim, 0, Reason.NO_PROVIDER)])
+        claim = await claim_one(store)
+        assert (claim.attempt, claim.moves) == (3, 2)
+        await store.settle([a_settlement(claim, Status.SENT, attempt=an_attempt(claim))])
+        found = await get_notification(store, claim.id)
+        assert (found.status, found.attempt_count, found.moves) == (Status.SENT, 3, 2)
 
 
 def _request(lanes: Mapping[str, LaneCapacity]) -> ClaimRequest:

@@ -12,9 +12,9 @@ from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.lifecycle.views import optional_moment
-from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
+from homing.core.notifications import DEFAULT_TENANT, Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Retention
-from homing.core.statistics import RollUp, Unacknowledged
+from homing.core.statistics import LATENESS_BOUNDS_MS, DeliveryCounts, Unacknowledged, WaitingGroups
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -278,6 +278,102 @@ class CountTests:
         await store.prune(Retention(), 1)
         assert await store.goal_roll_ups(None, since_ms=DAY_MS) == everything
 
+    async def test_minute_roll_ups_count_like_hours_and_add_lateness_and_duration(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        late_ms = (1, LATENESS_BOUNDS_MS[0], LATENESS_BOUNDS_MS[0] + 1, LATENESS_BOUNDS_MS[-1] + 1)
+        claims = [await accept_and_claim(store, tenant="a") for _ in late_ms]
+        settled = [_sent_after(claim, ms) for claim, ms in zip(claims, late_ms, strict=True)]
+        await store.settle([*settled, dead(await accept_and_claim(store, tenant="a"))])
+        await store.settle([_sent_after(await accept_and_claim(store, tenant="b"), 0)])
+        minutes = await store.minute_roll_ups("a", since_ms=HOUR_MS)
+        assert {(one.tenant, one.channel) for one in minutes} == {("a", Channel.EMAIL)}
+        assert all(one.minute_at.second == one.minute_at.microsecond == 0 for one in minutes)
+        hours = await store.roll_ups("a", since_ms=HOUR_MS)
+        assert _sum_up(minutes) == _sum_up(hours)
+        buckets = [sum(numbers) for numbers in zip(*(one.lateness for one in minutes), strict=True)]
+        assert buckets == [2, 1, *[0] * (len(buckets) - 3), 1]
+        attempts = [one.attempt for one in settled if one.attempt is not None]
+        assert sum(one.attempt_ms for one in minutes) >= sum(one.latency_ms for one in attempts)
+        everything = await store.minute_roll_ups(None, since_ms=HOUR_MS)
+        assert {one.tenant for one in everything} == {"a", "b"}
+        await store.prune(Retention(), 100)
+        assert await store.minute_roll_ups(None, since_ms=HOUR_MS) == everything
+
+    async def test_minute_roll_ups_are_summed_up_in_steps_and_cover_the_requested_time(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await accept_one(store)
+        await harness.advance(2 * HOUR_MS)
+        for _ in range(4):
+            await accept_one(store)
+            await harness.advance(MINUTE_MS)
+        each = await store.minute_roll_ups(None, since_ms=HOUR_MS)
+        assert [one.accepted for one in each] == [1, 1, 1, 1]
+        assert [one.minute_at for one in each] == sorted({one.minute_at for one in each})
+        steps = await store.minute_roll_ups(None, since_ms=DAY_MS, step_ms=DAY_MS)
+        assert sum(one.accepted for one in steps) == 5
+        assert all(one.minute_at.hour == one.minute_at.minute == 0 for one in steps)
+
+    async def test_minute_roll_ups_are_kept_for_48_hours(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store)
+        await harness.advance(47 * HOUR_MS)
+        await store.prune(Retention(), 100)
+        assert sum(one.accepted for one in await store.minute_roll_ups(None, since_ms=3 * DAY_MS)) == 1
+        await harness.advance(2 * HOUR_MS)
+        await store.prune(Retention(), 100)
+        assert await store.minute_roll_ups(None, since_ms=3 * DAY_MS) == ()
+        assert sum(one.accepted for one in await store.roll_ups(None, since_ms=3 * DAY_MS)) == 1
+
+    async def test_error_groups_show_what_is_new_and_can_be_limited_to_the_newest(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        for wait_ms in (90 * MINUTE_MS, 75 * MINUTE_MS, 0):
+            await store.settle([dead(await accept_and_claim(store), error_code="500")])
+            await harness.advance(wait_ms)
+        await store.settle([dead(await accept_and_claim(store), error_code="400")])
+        (mine, other) = await store.error_groups(DEFAULT_TENANT)
+        assert (mine.error_code, mine.count, mine.last_hour, mine.hour_before) == ("500", 3, 1, 1)
+        assert (other.error_code, other.last_hour, other.hour_before) == ("400", 1, 0)
+        newest = await store.error_groups(DEFAULT_TENANT, newest=2)
+        assert {one.error_code: one.count for one in newest} == {"500": 1, "400": 1}
+
+    async def test_waiting_notifications_are_grouped_by_lane_provider_reason_and_due_time(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        quiet, retried = [await accept_and_claim(store, tenant="a") for _ in range(2)]
+        await accept(store, a_notification(), a_notification(delay_ms=3 * HOUR_MS), tenant="a")
+        await store.settle(
+            [postponed(quiet, 2 * HOUR_MS, reason=Reason.QUIET_HOURS), retry_in(retried, 2 * HOUR_MS)]
+        )
+        await accept_one(store, tenant="b")
+        plain = await store.waiting_groups("a")
+        assert plain.complete
+        assert all(one.due_from is None and one.channel is Channel.EMAIL for one in plain.groups)
+        assert sum(one.count for one in plain.groups) == 4
+        assert {one.reason: one.count for one in plain.groups} == {None: 3, Reason.QUIET_HOURS: 1}
+        assert sum(one.late for one in plain.groups if one.reason is None) >= 2
+        oldest = min(one.oldest_at for one in plain.groups if one.oldest_at is not None)
+        assert oldest <= optional_moment(await store.now_ms())
+        steps = await store.waiting_groups("a", step_ms=HOUR_MS)
+        times = [one.due_from for one in steps.groups]
+        assert times[0] is None
+        assert len({at for at in times if at is not None}) >= 2
+        assert all(at.minute == 0 for at in times if at is not None)
+        assert sum(one.count for one in steps.groups) == 4
+        assert await store.waiting_groups("nobody") == WaitingGroups(groups=(), complete=True)
+
+    async def test_waiting_notifications_beyond_the_limit_are_not_counted(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)))
+        assert (await store.waiting_groups(DEFAULT_TENANT, limit=5)).complete
+        assert not (await store.waiting_groups(DEFAULT_TENANT, limit=4)).complete
+
     async def test_a_wait_on_purpose_and_an_attempt_elsewhere_do_not_count_against_the_goal(
         self, harness: Harness
     ) -> None:
@@ -341,7 +437,7 @@ def _sent_after(claim: Claim, took_ms: int) -> Settlement:
     return replace(settlement, attempt=replace(settlement.attempt, latency_ms=latency_ms))
 
 
-def _sum_up(roll_ups: Sequence[RollUp]) -> dict[str, dict[str, int]]:
+def _sum_up(roll_ups: Sequence[DeliveryCounts]) -> dict[str, dict[str, int]]:
     """Sums the roll-ups by provider over all hours, because a test may run across a full hour."""
     sums: dict[str, dict[str, int]] = {}
     for hour in roll_ups:

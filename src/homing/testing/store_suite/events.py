@@ -311,6 +311,20 @@ class EventTests:
         assert await store.release_events("sink") == 0
         assert [e.id for e in await store.outbox("sink", "w", 10, 1000)] == [e.id for e in events]
 
+    async def test_a_sink_reports_the_age_of_its_oldest_waiting_event(self, harness: Harness) -> None:
+        store = harness.store
+        await subscribe(store, ALERT, sink="other")
+        first = await _alerts(store, 2)
+        await harness.advance(MINUTE_MS)
+        second = await _alerts(store, 1)
+        assert await _oldest(store) == {"other": first[0].at, "sink": first[0].at}
+        await store.published("sink", first[:1])
+        assert await _oldest(store) == {"other": first[0].at, "sink": first[1].at}
+        await store.park_events("sink", first[1:])
+        assert await _oldest(store) == {"other": first[0].at, "sink": second[0].at}
+        await store.published("sink", second)
+        assert await _oldest(store) == {"other": first[0].at, "sink": None}
+
     async def test_a_removed_sink_takes_all_its_events_along(self, harness: Harness) -> None:
         store = harness.store
         await subscribe(store, ALERT, sink="other")
@@ -342,6 +356,10 @@ async def _alerts(store: Backend, number: int) -> list[Event]:
     alerts = [_alert(now, n) for n in range(number)]
     await store.emit(alerts)
     return alerts
+
+
+async def _oldest(store: Backend) -> dict[str, int | None]:
+    return {sink.name: sink.oldest_at for sink in await store.sinks()}
 
 
 async def _waiting(store: Backend) -> dict[str, int]:

@@ -213,6 +213,78 @@ class ReadTests:
         unread = await list_all(store, filter=Filter(acknowledged=False))
         assert [item.id for item in unread] == others[::-1]
 
+    @pytest.mark.parametrize("recipient_id", ["user-7", 'a "quoted" \\ id', "ünï", "x" * 250, ""])
+    async def test_a_list_can_be_limited_to_a_recipient(self, harness: Harness, recipient_id: str) -> None:
+        store = harness.store
+
+        def to(id: str | None) -> Message:
+            return Message(recipient=Recipient(id=id, email="a@example.com"), content=Content(body="."))
+
+        mine = [a_notification(message=to(recipient_id)) for _ in range(3)]
+        others = [
+            a_notification(message=to(id)) for id in (f"{recipient_id}2", None, recipient_id[:-1] or "y")
+        ]
+        await accept(store, *mine, *others)
+        await accept(store, a_notification(message=to(recipient_id)), tenant="other")
+        found = await list_all(store, filter=Filter(recipient_id=recipient_id))
+        assert [one.id for one in found] == sorted((one.id for one in mine), reverse=True)
+        first = await store.list("default", Filter(recipient_id=recipient_id), limit=2)
+        rest = await store.list("default", Filter(recipient_id=recipient_id), limit=2, cursor=first.cursor)
+        assert [one.id for one in (*first.items, *rest.items)] == [one.id for one in found]
+        assert rest.cursor is None
+
+    async def test_a_list_can_be_limited_to_a_providers_message(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await accept_and_claim(store) for _ in range(3)]
+        await store.settle([sent(claim, f"m-{n}") for n, claim in enumerate(claims)])
+        await store.settle([sent(await accept_and_claim(store, tenant="other"), "m-other")])
+        found = await list_all(store, filter=Filter(provider_message_id="m-1"))
+        assert [one.id for one in found] == [claims[1].id]
+        assert await list_all(store, filter=Filter(provider_message_id="m-other")) == []
+        assert await list_all(store, filter=Filter(provider_message_id="m-")) == []
+
+    async def test_a_list_can_be_limited_to_the_beginning_of_an_id(self, harness: Harness) -> None:
+        store = harness.store
+        ids = sorted([await accept_one(store) for _ in range(5)])
+        theirs = await accept_one(store, tenant="other")
+        for length in (10, 24, 36):
+            prefix = ids[2][:length]
+            found = [one.id for one in await list_all(store, filter=Filter(id_prefix=prefix))]
+            assert found == [id for id in reversed(ids) if id.startswith(prefix)]
+        assert await list_all(store, filter=Filter(id_prefix=theirs)) == []
+        assert await list_all(store, filter=Filter(id_prefix="no id")) == []
+
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    async def test_a_scan_compares_a_limited_number_and_goes_on_at_its_cursor(
+        self, harness: Harness, oldest_first: bool
+    ) -> None:
+        store = harness.store
+        ids = sorted([await accept_one(store) for _ in range(7)])
+        wanted = await accept_one(store, a_notification(type="alarm"))
+        order = sorted([*ids, wanted], reverse=not oldest_first)
+        cursor, found, pages = None, [], 0
+        while True:
+            page = await store.list(
+                "default", Filter(type="alarm"), cursor=cursor, scan=3, oldest_first=oldest_first
+            )
+            found += [one.id for one in page.items]
+            pages, cursor = pages + 1, page.cursor
+            assert page.complete is (cursor is None)
+            if cursor is None:
+                break
+            assert cursor == order[3 * pages - 1]
+        assert (found, pages) == ([wanted], 3)
+
+    async def test_a_page_that_is_full_ends_a_scan_early(self, harness: Harness) -> None:
+        store = harness.store
+        ids = sorted([await accept_one(store) for _ in range(6)], reverse=True)
+        page = await store.list("default", Filter(type="order_confirmed"), limit=2, scan=4)
+        assert ([one.id for one in page.items], page.cursor, page.complete) == (ids[:2], ids[1], True)
+        whole = await store.list("default", Filter(type="order_confirmed"), limit=9, scan=6)
+        assert len(whole.items) == 6
+        last = await store.list("default", Filter(), limit=9, scan=7)
+        assert (len(last.items), last.cursor, last.complete) == (6, None, True)
+
     async def test_every_field_of_a_filter_must_match(self, harness: Harness) -> None:
         store = harness.store
         both = a_notification(type="alarm", address="x@example.com")

@@ -119,7 +119,7 @@ def test_an_alert_carries_its_details() -> None:
 
 
 def test_every_event_name_is_known() -> None:
-    assert frozenset({"StatusChanged", "NotificationFailed", "Alert"}) == events.EVENT_NAMES
+    assert frozenset({"StatusChanged", "NotificationFailed", "ManualReview", "Alert"}) == events.EVENT_NAMES
 
 
 @given(st.integers(0, YEAR_2200))

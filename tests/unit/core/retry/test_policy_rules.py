@@ -264,5 +264,16 @@ def test_the_first_combination_that_matches_has_the_delays_of_the_notification(p
             assert _delays(first) == _delays(book.policy(keys, mode)), keys
 
 
+def test_a_priority_has_a_combination_of_its_own_only_if_it_has_another_number_of_attempts() -> None:
+    """Every combination is a row that the SQL functions look through."""
+    by_mode = [("critical", 3), ("high", 3), ("*", 6)]
+    for rules, expected in (
+        ((), [*by_mode, *by_mode]),  # once for the rule of the preset, and once without it
+        ((rule("all", max_attempts=5),), [("*", 5), ("*", 5), *by_mode, *by_mode]),
+    ):
+        found = PolicyBook(BARE, rules).combinations()
+        assert [(one.priority, policy.max_attempts) for one, policy in found] == expected
+
+
 def _delays(policy: RetryPolicy) -> list[int]:
     return [base_delay_ms(policy, attempt) for attempt in range(1, policy.max_attempts)]

@@ -73,6 +73,7 @@ def test_an_outlet_without_a_setting_has_the_default_capacity() -> None:
     capacity = a_capacity(slots=3, other=ProviderCapacity(slots=9, outlet_slots=2))
     assert capacity.left(queue("twilio")) == capacity.left(queue("hook@a/https://x")) == 3
     assert capacity.left(queue("other@a/https://x")) == 2
+    assert capacity.left(queue("other")) == 3  # it has no hosts
     assert capacity.closed_outlets() == []
 
 

@@ -102,7 +102,7 @@ def deal(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) ->
     fetches = 0
     for wanted, limit in dealing.run():
         fetches += 1
-        assert limit > 0
+        assert 0 < limit <= sum(lane.slots for lane in request.lanes.values())
         for queue in wanted:
             place = (queue.lane, queue.tenant, queue.outlet)
             there = [row for row in rows_of(place, due[place]) if row[:2] > queue.after[:2]][:limit]

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from homing.core.ids import uuid7
+from homing.core.routing import failover
 from homing.core.routing.failover import first_step
 from support.core_builders import NOW, THREE
 
@@ -83,3 +84,15 @@ def test_a_provider_that_is_out_is_drawn_only_if_no_other_is_left() -> None:
 def test_a_provider_with_weight_0_is_not_drawn_as_a_substitute() -> None:
     weights = {"twilio": 1, "sns": 0, "spare": 0}
     assert set(drawn(weights, out="twilio", number=100)) == {"twilio"}
+
+
+@pytest.mark.parametrize("hashed", [b"\x00" * 8, b"\xff" * 8], ids=["lowest", "highest"])
+def test_a_provider_is_found_whatever_the_hash_is(hashed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The score is a logarithm, and there is none of 0."""
+
+    class ExtremeHash:
+        def digest(self) -> bytes:
+            return hashed
+
+    monkeypatch.setattr(failover, "blake2b", lambda *_, **__: ExtremeHash())
+    assert first_step(THREE, dict.fromkeys(NAMES, 1), "n-1").provider in NAMES

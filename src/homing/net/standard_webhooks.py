@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from homing.core.errors import CallbackRefused, ConfigError
 from homing.core.lifecycle.receipts import Callback
-from homing.providers.common.secrets import Secret
+from homing.net.secrets import Secret, read_secret
 
 TIMESTAMP_TOLERANCE_S = 300
 """How far a callback's timestamp may be from the current time, in seconds."""
@@ -90,6 +90,22 @@ class SigningKey:
         keyed = self._keyed.copy()  # takes less time than to hash the key for each message
         keyed.update(message)
         return keyed.digest()
+
+
+def read_signing_keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:
+    """Reads the secrets that sign each request. Raises `ConfigError` if one is missing or cannot sign."""
+    given = [("secret", first)] if first else []
+    given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
+    if not given:
+        raise ConfigError("secret", "is missing; set it to whsec_…, env:NAME or file:PATH, or set secrets")
+    return [_signing_key(field, one) for field, one in given]
+
+
+def _signing_key(field: str, given: str | Secret) -> SigningKey:
+    key = SigningKey(read_secret(field, given), field)
+    if not key.signs:
+        raise ConfigError(field, "is a public key (whpk_); use the private key (whsk_), which can sign")
+    return key
 
 
 def build_signature_header(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:

@@ -28,10 +28,18 @@ from homing.core.ports.stores import (
 )
 from homing.core.routing.breaker import Breaker
 from homing.core.routing.rate_limits import RateLimit
-from homing.core.statistics import ErrorGroup, GoalRollUp, RollUp, Tally, Unacknowledged
+from homing.core.statistics import (
+    ErrorGroup,
+    GoalRollUp,
+    MinuteRollUp,
+    RollUp,
+    Tally,
+    Unacknowledged,
+    WaitingGroups,
+)
 
 
-class SqlStore(ABC):
+class TransactionalStore(ABC):
     """The operations that are one transaction in every store with SQL transactions."""
 
     # The store's modules of these names.
@@ -53,8 +61,8 @@ class SqlStore(ABC):
         return await self._write(action)
 
     @abstractmethod
-    async def _read(self, action: Callable[[Any], Any]) -> Any:
-        """Runs the action, which only reads, in a transaction."""
+    async def _read(self, action: Callable[[Any], Any], tenant: str | None = None) -> Any:
+        """Runs the action, which only reads, in a transaction. `tenant` is the one that asks, if any."""
 
     @abstractmethod
     async def _look(self, action: Callable[[Any], Any]) -> Any:
@@ -73,7 +81,7 @@ class SqlStore(ABC):
     # Reads ---------------------------------------------------------------------------------------
 
     async def get(self, tenant: str, id: str) -> History | None:
-        return await self._read(lambda tx: self._reads.get(tx, tenant, id))
+        return await self._read(lambda tx: self._reads.get(tx, tenant, id), tenant)
 
     async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
         return await self._look(lambda tx: self._reads.find_missing(tx, ids))
@@ -86,39 +94,52 @@ class SqlStore(ABC):
         limit: int = 50,
         cursor: str | None = None,
         oldest_first: bool = False,
+        scan: int | None = None,
     ) -> Page:
         return await self._read(
-            lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first)
+            lambda tx: self._reads.list_page(tx, tenant, filter, limit, cursor, oldest_first, scan), tenant
         )
 
     async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
-        return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready))
+        return await self._read(lambda tx: self._reads.waiting(tx, tenant, limit, ready), tenant)
 
     async def count_due(self, tenant: str | None) -> dict[Status, int]:
-        return await self._read(lambda tx: self._reads.count_due(tx, tenant))
+        return await self._read(lambda tx: self._reads.count_due(tx, tenant), tenant)
+
+    async def waiting_groups(
+        self, tenant: str, *, step_ms: int | None = None, limit: int = 20_000
+    ) -> WaitingGroups:
+        return await self._read(lambda tx: self._reads.waiting_groups(tx, tenant, step_ms, limit), tenant)
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        return await self._read(lambda tx: self._reads.tallies(tx, tenant))
+        return await self._read(lambda tx: self._reads.tallies(tx, tenant), tenant)
 
     async def error_groups(
-        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED
+        self, tenant: str, *, limit: int = 50, status: Status = Status.FAILED, newest: int | None = None
     ) -> tuple[ErrorGroup, ...]:
-        return await self._read(lambda tx: self._reads.error_groups(tx, tenant, limit, status))
+        return await self._read(
+            lambda tx: self._reads.error_groups(tx, tenant, limit, status, newest), tenant
+        )
 
     async def retrying(self, tenant: str, *, limit: int = 50) -> Page:
-        return await self._read(lambda tx: self._reads.retrying(tx, tenant, limit))
+        return await self._read(lambda tx: self._reads.retrying(tx, tenant, limit), tenant)
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        return await self._read(lambda tx: self._reads.roll_ups(tx, tenant, since_ms))
+        return await self._read(lambda tx: self._reads.roll_ups(tx, tenant, since_ms), tenant)
+
+    async def minute_roll_ups(
+        self, tenant: str | None, *, since_ms: int, step_ms: int = 60_000
+    ) -> tuple[MinuteRollUp, ...]:
+        return await self._read(lambda tx: self._reads.minute_roll_ups(tx, tenant, since_ms, step_ms), tenant)
 
     async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
-        return await self._read(lambda tx: self._reads.goal_roll_ups(tx, tenant, since_ms))
+        return await self._read(lambda tx: self._reads.goal_roll_ups(tx, tenant, since_ms), tenant)
 
     async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
-        return await self._look(lambda tx: self._reads.unacknowledged(tx, tenant))
+        return await self._read(lambda tx: self._reads.unacknowledged(tx, tenant), tenant)
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return await self._read(lambda tx: self._reads.oldest_retry_at(tx, tenant))
+        return await self._read(lambda tx: self._reads.oldest_retry_at(tx, tenant), tenant)
 
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int

@@ -1,0 +1,335 @@
+"""The state of deliveries right now: figures per channel, and one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.durations import format_duration
+from homing.core.notifications import Channel, Reason
+from homing.core.routing.breaker import Phase
+from homing.core.routing.provider_views import ProviderView
+from homing.core.statistics import MinuteRollUp, WaitingGroup, lateness_quantile
+
+MINUTE = timedelta(minutes=1)
+
+LATE_AFTER_MS = 60_000
+"""A channel is late if its notifications wait, or were sent, later than this."""
+
+RECENT = timedelta(minutes=5)
+"""Time over which the rate and the lateness of a channel are computed."""
+
+_ON_PURPOSE = (Reason.QUIET_HOURS, Reason.RATE_LIMIT)
+"""Reasons of waits that do not make a notification late."""
+
+_NAMES = {Channel.SMS: "SMS"}
+
+_PER_CENT = 100.0
+
+
+class VerdictLevel(StrEnum):
+    """How bad the state is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Something needs attention, but notifications are delivered in time."""
+    PROBLEM = "problem"
+    """Notifications are late or are not delivered."""
+
+
+class OverviewPoint(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What happened on one channel in one step of time."""
+
+    at: datetime
+    """Start of the step."""
+    accepted: int = 0
+    attempts: int = 0
+    sent: int = 0
+    failed: int = 0
+    """Number of new dead letters."""
+    retried: int = 0
+    p99_late_ms: int | None = None
+    """How late 99 % of what was sent was at most, in milliseconds. None if nothing was sent."""
+
+
+class TroubledProvider(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A provider of a channel whose breaker is not closed, or is forced."""
+
+    provider: str
+    phase: Phase
+    forced: bool = False
+    since: datetime | None = None
+    failed_over_to: str | None = None
+    """Provider that gets its notifications meanwhile. None if there is no other one that works."""
+
+
+class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of one channel."""
+
+    channel: Channel
+    per_minute: float
+    """Number of notifications sent per minute, in the last five minutes."""
+    success_rate: float | None
+    """Percentage of what ended in the last hour that was sent. None if nothing ended."""
+    p99_late_ms: int | None
+    """How late 99 % of what was sent in the last five minutes was at most. None if nothing was sent."""
+    waiting: int
+    """Number of notifications that wait, also of those scheduled for later."""
+    late: int
+    """Number of those that should have been sent already. Waits on purpose do not count."""
+    oldest_at: datetime | None
+    """Since when the oldest of the late ones should have been sent. None if none is late."""
+    complete: bool
+    """False if more wait than were counted."""
+    troubles: tuple[TroubledProvider, ...] = ()
+    """Providers of the channel whose breaker is not closed, or is forced."""
+    last_hour: tuple[OverviewPoint, ...] = ()
+    """One point per minute, oldest first, also for minutes without any notification."""
+    last_day: tuple[OverviewPoint, ...] = ()
+    """One point per quarter of an hour, oldest first."""
+
+    @property
+    def is_used(self) -> bool:
+        """True if something waits, or was accepted in the last day."""
+        return bool(self.waiting) or any(point.accepted for point in self.last_day)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if no provider of the channel works: one is open, and no other one gets its notifications."""
+        return any(one.phase is Phase.OPEN and one.failed_over_to is None for one in self.troubles)
+
+    def late_ms(self, now: datetime) -> int:
+        """Returns how late the channel is: as the oldest that waits, or what was sent last."""
+        waits_ms = 0 if self.oldest_at is None else (now - self.oldest_at) // timedelta(milliseconds=1)
+        return max(waits_ms, self.p99_late_ms or 0)
+
+
+class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A host of recipients' endpoints to which notifications fail or wait for a retry."""
+
+    host: str
+    count: int
+    """Number of the newest notifications that failed there or wait for a retry."""
+    last_error: str | None
+    """Error of the newest of them."""
+    example_id: str
+
+
+class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a provider did for a tenant in the last hour."""
+
+    provider: ProviderView
+    attempts: int
+    sent: int
+    """Number of messages that the provider accepted."""
+    delivered: int
+    """Number of messages that it reported as delivered."""
+    failed: int
+    """Number of new dead letters whose last attempt was made at this provider."""
+    retried: int
+    bounced: int
+    without_receipt: int
+    """Number of messages accepted in the last hour, less those reported as delivered or bounced. Meaningful
+    for providers that send receipts."""
+    mean_attempt_ms: int | None
+    """Average duration of an attempt, in milliseconds. None if there was none."""
+    share: Mapping[Channel, float]
+    """Channel → percentage of the channel's attempts that were made at this provider."""
+    waiting: int
+    """Number of notifications that wait for their next attempt at this provider."""
+    last_hour: tuple[OverviewPoint, ...]
+    """One point per minute, oldest first."""
+
+
+class ProviderOverview(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The providers, with what they did for a tenant in the last hour."""
+
+    now: datetime
+    items: tuple[ProviderNow, ...]
+    complete: bool
+    """False if more notifications wait than were counted."""
+    failing_hosts: tuple[FailingHost, ...]
+    """Hosts of webhooks that fail most, among the newest 2,000 notifications."""
+
+
+class OpenAlert(Struct, frozen=True, kw_only=True, rename="camel"):
+    """An alert whose cause still exists, or existed a few minutes ago."""
+
+    name: str
+    message: str
+    since: datetime
+    """When it was raised first."""
+    last_at: datetime
+    """When it was raised last."""
+    details: dict[str, Any]
+
+
+class Overview(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of a tenant's deliveries right now."""
+
+    now: datetime
+    """Time of the store."""
+    level: VerdictLevel
+    verdict: str
+    """What is wrong, in one sentence. Times are in UTC."""
+    channels: tuple[ChannelNow, ...]
+    """The channels that have a provider, or something to report."""
+    live_workers: int
+    dead_letters: int
+    """Number of dead letters, also of acknowledged ones."""
+    failed_last_hour: int
+    """Number of new dead letters in the last hour."""
+
+    def of(self, channel: Channel) -> ChannelNow:
+        """Returns the state of a channel that is in `channels`."""
+        return next(one for one in self.channels if one.channel is channel)
+
+
+def build_points(
+    sums: Iterable[MinuteRollUp], *, now: datetime, step: timedelta, number: int
+) -> tuple[OverviewPoint, ...]:
+    """Returns the last `number` points of one channel. A step in which nothing happened has zeros."""
+    last = datetime.fromtimestamp(now.timestamp() // step.total_seconds() * step.total_seconds(), UTC)
+    steps: dict[datetime, list[MinuteRollUp]] = {last - step * back: [] for back in reversed(range(number))}
+    for one in sums:
+        if one.minute_at in steps:
+            steps[one.minute_at].append(one)
+    return tuple(
+        OverviewPoint(
+            at=at,
+            accepted=sum(one.accepted for one in found),
+            attempts=sum(one.attempts for one in found),
+            sent=sum(one.sent for one in found),
+            failed=sum(one.failed for one in found),
+            retried=sum(one.retried for one in found),
+            p99_late_ms=p99_late_ms(found),
+        )
+        for at, found in steps.items()
+    )
+
+
+def p99_late_ms(sums: Sequence[MinuteRollUp]) -> int | None:
+    """Returns how late 99 % of what was sent was at most, or None if nothing was sent."""
+    if not sums:
+        return None
+    return lateness_quantile(
+        [sum(numbers) for numbers in zip(*(s.lateness for s in sums), strict=True)], 0.99
+    )
+
+
+def build_channel(
+    channel: Channel,
+    *,
+    now: datetime,
+    minutes: Sequence[MinuteRollUp],
+    quarters: Sequence[MinuteRollUp],
+    waiting: Sequence[WaitingGroup],
+    complete: bool,
+    troubles: Sequence[TroubledProvider],
+) -> ChannelNow:
+    """Builds the state of one channel from its sums of the last hour and day, and from what waits."""
+    recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
+    sent, failed = sum(one.sent for one in minutes), sum(one.failed for one in minutes)
+    late = [one for one in waiting if one.oldest_at is not None and one.reason not in _ON_PURPOSE]
+    since = [one.oldest_at for one in late if one.oldest_at is not None and one.oldest_at <= now]
+    return ChannelNow(
+        channel=channel,
+        per_minute=round(sum(one.sent for one in recent) / (RECENT / MINUTE), 1),
+        success_rate=round(_PER_CENT * sent / (sent + failed), 2) if sent + failed else None,
+        p99_late_ms=p99_late_ms(recent),
+        waiting=sum(one.count for one in waiting),
+        late=sum(one.late for one in late),
+        oldest_at=min(since, default=None),
+        complete=complete,
+        troubles=tuple(troubles),
+        last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
+        last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
+    )
+
+
+def give_verdict(
+    now: datetime,
+    channels: Sequence[ChannelNow],
+    *,
+    live_workers: int,
+    failed_last_hour: int,
+    zone: tzinfo = UTC,
+) -> tuple[VerdictLevel, str]:
+    """Returns how bad the state is, and what is wrong in one sentence. The worst comes first.
+
+    Times of day are in this time zone.
+    """
+    late = sorted(
+        (one for one in channels if one.late_ms(now) > LATE_AFTER_MS),
+        key=lambda one: one.late_ms(now),
+        reverse=True,
+    )
+    behind = sum(one.late for one in late)
+    if not live_workers and behind:
+        oldest_ms = max(one.late_ms(now) for one in late)
+        return (
+            VerdictLevel.PROBLEM,
+            f"No worker is live: {behind:,} waiting, oldest {_spoken(oldest_ms)}",
+        )
+    parts = [
+        f"{name_of(one.channel)} is {_spoken(one.late_ms(now))} late{_causes(one, now, zone)}" for one in late
+    ]
+    parts += [
+        f"{name_of(one.channel)} has no working provider{_causes(one, now, zone)}"
+        for one in channels
+        if one.is_stopped and one.is_used and one not in late
+    ]
+    if parts:
+        return VerdictLevel.PROBLEM, "; ".join(parts)
+    parts = [
+        f"{name_of(one.channel)} is delivered in time: "
+        + ", ".join(_describe(trouble, now, zone) for trouble in one.troubles)
+        for one in channels
+        if one.troubles and one.is_used
+    ]
+    if failed_last_hour:
+        parts.append(
+            f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
+        )
+    if parts:
+        return VerdictLevel.WARNING, "; ".join(parts)
+    if not live_workers:
+        return VerdictLevel.WARNING, "No worker is live, and nothing is due"
+    sent = sum(point.sent for one in channels for point in one.last_hour)
+    return VerdictLevel.OK, f"All is well: {sent:,} sent in the last hour, and nothing is late"
+
+
+def name_of(channel: Channel) -> str:
+    """Returns the name of a channel at the start of a sentence."""
+    return _NAMES.get(channel, channel.value.capitalize())
+
+
+def _causes(one: ChannelNow, now: datetime, zone: tzinfo) -> str:
+    causes = [_describe(trouble, now, zone) for trouble in one.troubles]
+    if one.late:
+        assert one.oldest_at is not None, "what is late has a time"
+        age_ms = (now - one.oldest_at) // timedelta(milliseconds=1)
+        more = "" if one.complete else "more than "
+        causes.append(f"{more}{one.late:,} waiting, oldest {_spoken(age_ms)}")
+    return f": {', '.join(causes)}" if causes else ""
+
+
+def _describe(trouble: TroubledProvider, now: datetime, zone: tzinfo) -> str:
+    phase = trouble.phase.value.replace("_", "-")
+    text = f"{trouble.provider} {'forced ' if trouble.forced else ''}{phase}"
+    if trouble.since is not None:
+        since, today = trouble.since.astimezone(zone), now.astimezone(zone).date()
+        text += f" since {since:%H:%M}" if since.date() == today else f" since {since:%Y-%m-%d %H:%M}"
+    if trouble.phase is not Phase.CLOSED and trouble.failed_over_to is not None:
+        text += f", failed over to {trouble.failed_over_to}"
+    return text
+
+
+def _spoken(ms: int) -> str:
+    """Returns a duration in whole seconds, or in whole minutes if it is a minute or longer."""
+    step = 60_000 if ms >= 60_000 else 1_000
+    return format_duration(max(1_000, ms // step * step), spaced=True)

@@ -1,0 +1,22 @@
+"""The optional interface by which `homing doctor` examines providers, sinks, timers and bridges."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class SupportsDiagnosis(Protocol):
+    """A provider, sink, timer or bridge that can check the system that it uses.
+
+    A plug-in without this method is reported as configured. A provider's `check` is called instead.
+    """
+
+    async def diagnose(self) -> str:
+        """Checks that the other system can be used as configured, and describes it in a few words.
+
+        Raises an error that names the problem if it cannot. Called by `homing doctor`, on an object of its
+        own that is never opened, so this method connects by itself and disconnects before it returns. It
+        changes nothing: it publishes, schedules and consumes no message. After 10 s it is cancelled. The
+        text and the message of the error must not contain secrets. They are shortened to one line.
+        """

@@ -1,0 +1,126 @@
+"""Updates of open pages by server-sent events: one tick per process, whatever the number of open tabs.
+
+Tabs that show the same part with the same rights share one view, which is rendered once per tick. While no
+tab is open, nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+from homing.core.errors import HomingError
+
+log = logging.getLogger("homing.dashboard")
+
+TICK_S = 2.0
+"""Seconds between two updates of a view."""
+
+MAX_STREAMS = 200
+"""Maximum number of open streams per process."""
+
+MAX_VIEWS = 50
+"""Maximum number of different views per process."""
+
+_CHECK_S = 15.0
+"""Seconds between two checks that the session of a stream is still valid. A comment keeps the stream open."""
+
+FORM_TOKEN_PLACE = "form-token-of-this-session"  # noqa: S105 (no secret)
+"""Text in a shared view that each stream replaces by the token of its own session."""
+
+RenderView = Callable[[], Awaitable[str]]
+
+
+class LiveFeed:
+    """Renders the views that tabs are watching, and tells the tabs."""
+
+    def __init__(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        self.stopping = stopping
+        """Returns True when the process stops, so that streams end."""
+        self.streams = 0
+        """Number of open streams."""
+        self.rendered = 0
+        """Number of times that a view was rendered."""
+        self._views: dict[object, _View] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def is_full(self, key: object) -> bool:
+        """Returns True if no further stream of this view can be opened."""
+        return self.streams >= MAX_STREAMS or (key not in self._views and len(self._views) >= MAX_VIEWS)
+
+    async def watch(
+        self, key: object, render: RenderView, is_valid: Callable[[], Awaitable[bool]], form_token: str
+    ) -> AsyncIterator[str]:
+        """Yields events for one tab until its session ends or the process stops.
+
+        `key` identifies the view: tabs with the same key get the result of one call of `render`, in which
+        `FORM_TOKEN_PLACE` stands for the form token of each tab's session.
+        """
+        view = self._views.setdefault(key, _View(render))
+        view.tabs += 1
+        self.streams += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._tick(), name="homing-dashboard-tick")
+        seen, loop = -1, asyncio.get_running_loop()
+        checked = loop.time()
+        try:
+            while not self.stopping():
+                if view.number != seen:
+                    seen = view.number
+                    yield _event(view.html.replace(FORM_TOKEN_PLACE, form_token), seen)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await view.changed.wait()
+                if loop.time() - checked >= _CHECK_S:
+                    checked = loop.time()
+                    if not await is_valid():
+                        return
+                    yield ": \n\n"
+        finally:
+            view.tabs -= 1
+            self.streams -= 1
+            if not view.tabs:
+                self._views.pop(key, None)
+
+    async def _tick(self) -> None:
+        while self._views and not self.stopping():
+            for view in list(self._views.values()):
+                await self._update(view)
+            await asyncio.sleep(TICK_S)
+
+    async def _update(self, view: _View) -> None:
+        try:
+            html = await view.render()
+        except HomingError as error:
+            log.info("a live view cannot be rendered: %s", type(error).__name__)
+            return
+        except Exception as error:
+            log.error("a live view cannot be rendered: %s", type(error).__name__, exc_info=error)
+            return
+        self.rendered += 1
+        if html != view.html:
+            view.show(html)
+
+
+class _View:
+    """The HTML of one view, and the event that wakes its tabs."""
+
+    def __init__(self, render: RenderView) -> None:
+        self.render = render
+        self.html = ""
+        self.number = -1
+        self.tabs = 0
+        self.changed = asyncio.Event()
+
+    def show(self, html: str) -> None:
+        self.html = html
+        self.number += 1
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+def _event(html: str, number: int) -> str:
+    lines = "".join(f"data: {line}\n" for line in html.splitlines())
+    return f"id: {number}\n{lines}\n"

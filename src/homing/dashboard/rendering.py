@@ -1,0 +1,112 @@
+"""Renders the templates of the pages. Values are escaped; only charts and rendered parts are trusted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from homing.core.durations import format_duration
+from homing.core.notifications import Status
+from homing.core.times import moment
+from homing.dashboard.static_files import static_url
+
+_KINDS = {
+    **dict.fromkeys(("sent", "delivered", "closed", "live", "active", "done", "accepted", "ok"), "good"),
+    **dict.fromkeys(("failed", "open", "dead", "revoked", "bad_recipient", "bad_content"), "bad"),
+    **dict.fromkeys(
+        ("retrying", "in_doubt", "half_open", "interrupted", "stopped", "expired", "transient"), "warn"
+    ),
+    **dict.fromkeys(("throttled", "provider_fault", "ambiguous", "lost", "draining"), "warn"),
+    **dict.fromkeys(("sending", "running", "pending"), "mark"),
+}
+"""Word for a state → class of its color."""
+
+WORDS = {Status.IN_DOUBT.value: "in doubt", "half_open": "half open", "provider_fault": "provider fault"}
+
+
+@cache
+def environment() -> Environment:
+    """Returns the Jinja environment of all pages."""
+    made = Environment(
+        loader=PackageLoader("homing.dashboard", "templates"),
+        autoescape=lambda name: name is None or not name.endswith(".txt"),  # noqa: S701 (pages are escaped)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        duration=show_duration,
+        number=show_number,
+        day=show_day,
+        kind=kind_of,
+        word=show_word,
+        json=show_json,
+        trusted=trust,
+        end_time=lambda ms: f"{show_day(moment(ms))} UTC",
+    )
+    made.globals.update(static_url=static_url, age=show_age, moment_of=utc_parts)
+    return made
+
+
+def render(template: str, /, **values: Any) -> str:
+    """Renders a template of the package."""
+    return environment().get_template(template).render(**values)
+
+
+def trust(html: str) -> Markup:
+    """Marks text as safe: SVG of `homing.charts` and rendered templates, which escape all their texts."""
+    return Markup(html)  # noqa: S704 (see above)
+
+
+def show_duration(ms: float | None) -> str:
+    """Returns a duration as people read it, or a dash."""
+    return "–" if ms is None else format_duration(max(0, ms), spaced=True)
+
+
+def show_number(value: float | None) -> str:
+    """Returns a number with separators, or a dash."""
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"
+
+
+def show_day(at: datetime | None) -> str:
+    """Returns date and time in UTC, or a dash."""
+    return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def utc_parts(at: datetime) -> dict[str, str]:
+    """Returns the forms of a time that the macro `time` needs."""
+    at = at.astimezone(UTC)
+    return {"iso": at.isoformat(), "time": f"{at:%H:%M:%S}", "day": f"{at:%Y-%m-%d %H:%M:%S}"}
+
+
+def show_age(at: datetime | None, now: datetime) -> str:
+    """Returns how long ago, or in how long, a time is."""
+    if at is None:
+        return "–"
+    ms = (now - at).total_seconds() * 1000
+    if abs(ms) < 1000:
+        return "now"
+    shown = format_duration(round(abs(ms) / 1000) * 1000, spaced=True)
+    return f"{shown} ago" if ms > 0 else f"in {shown}"
+
+
+def kind_of(word: object) -> str:
+    """Returns the class of the color of a state, or nothing."""
+    return _KINDS.get(str(word), "")
+
+
+def show_word(state: object) -> str:
+    """Returns the words for a state."""
+    return WORDS.get(str(state), str(state))
+
+
+def show_json(value: Any) -> str:
+    """Returns a value as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

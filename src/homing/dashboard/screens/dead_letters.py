@@ -1,0 +1,180 @@
+"""Dead letters: grouped by error, then tried out, and acted on as a paced job that survives restarts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from homing.core.access.scopes import Scope
+from homing.core.errors import InvalidRequest
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.jobs import BULK_COMMANDS, JobStatus, is_resumable
+from homing.core.notifications import Channel, Filter, Reason, Status
+from homing.core.plain_values import enum_member
+from homing.core.request_decoding import read_filter
+from homing.dashboard.visits import Screens, Visit
+from homing.engine.operations.dead_letters import fetch_dead_letters
+
+screens = Screens()
+
+DEFAULT_RATE = 10.0
+"""Notifications per second of a job, unless the form says otherwise."""
+
+_FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
+
+_COMMANDS = (CommandName.RESEND, CommandName.ACKNOWLEDGE)
+"""Commands that make sense for dead letters."""
+
+
+@screens.get("dead-letters")
+async def show_dead_letters(visit: Visit) -> Response:
+    """Shows the groups of dead letters and, below them, single ones."""
+    chosen = _filter(visit.query)
+    seen = {"yes": True, "no": False}.get(visit.query.get("acknowledged", "no"))
+    page = await fetch_dead_letters(
+        visit.api, chosen, acknowledged=seen, limit=50, cursor=visit.query.get("cursor") or None
+    )
+    if "hx-request" in visit.request.headers and visit.query.get("cursor"):
+        return visit.page("rows_more.html", page=page, next_page=_next(visit, page.cursor))
+    return visit.page(
+        "dead_letters.html",
+        part=await read_groups(visit),
+        page=page,
+        next_page=_next(visit, page.cursor),
+        chosen={name: visit.query.get(name, "") for name in (*_FILTER_FIELDS, "acknowledged")},
+        channels=list(Channel),
+        reasons=list(Reason),
+        filtered=any(visit.query.get(name) for name in _FILTER_FIELDS),
+    )
+
+
+@screens.live("dead-letters")
+async def read_groups(visit: Visit) -> str:
+    """Returns the groups and the jobs that run."""
+    found = await visit.api.dead_letter_groups(30)
+    jobs = await visit.engine.jobs.list(visit.caller.tenant, limit=5)
+    return visit.html(
+        "dead_groups.html",
+        groups=found.items,
+        found=found,
+        jobs=[job for job in jobs if job.status is JobStatus.RUNNING or is_resumable(job)],
+    )
+
+
+@screens.get("dead-letters/plan", Scope.OPERATE)
+async def plan_job(visit: Visit) -> Response:
+    """Shows what a command would do to all dead letters that match: their number, and how long it takes."""
+    command = enum_member(CommandName, visit.query.get("command", "resend"), "command")
+    rate = _rate(visit.query.get("rate", ""))
+    chosen = _filter(visit.query)
+    found = await visit.api.dry_run(command, chosen, rate_per_second=rate)
+    return visit.page(
+        "job_plan.html",
+        command=command,
+        commands=_COMMANDS,
+        rate=rate,
+        matched=found.matched,
+        complete=found.complete,
+        takes_ms=found.takes_ms,
+        given={name: visit.query.get(name, "") for name in _FILTER_FIELDS if visit.query.get(name)},
+        examples=(await fetch_dead_letters(visit.api, chosen, acknowledged=False, limit=5)).items,
+        unfinished=await visit.engine.jobs.to_continue(visit.caller.tenant, command, chosen),
+    )
+
+
+@screens.post("dead-letters/start", Scope.OPERATE)
+async def start_job(visit: Visit, form: dict[str, str]) -> Response:
+    """Starts a job, or continues the one with the same command and filter that ended early."""
+    command = enum_member(CommandName, form.get("command", ""), "command")
+    if command not in BULK_COMMANDS:
+        raise InvalidRequest("command", f"is {command.value}, which cannot be applied to many")
+    chosen, jobs, tenant = _filter(form), visit.engine.jobs, visit.caller.tenant
+    if not form.get("why"):
+        raise InvalidRequest("why", "is missing; say why, for the audit trail")
+    continued = await jobs.to_continue(tenant, command, chosen)
+    await visit.note(
+        "job.start" if continued is None else "job.resume",
+        command.value if continued is None else continued.id,
+        why=form["why"],
+    )
+    job = await jobs.start_or_resume(
+        tenant,
+        command,
+        chosen,
+        who=visit.caller.who,
+        why=form["why"],
+        rate_per_second=_rate(form.get("rate", "")),
+    )
+    return visit.go(f"jobs/{job.id}")
+
+
+# Jobs ---------------------------------------------------------------------------------------------
+
+
+@screens.get("jobs")
+async def show_jobs(visit: Visit) -> Response:
+    """Shows the tenant's jobs, newest first."""
+    return visit.page("jobs.html", jobs=await visit.engine.jobs.list(visit.caller.tenant))
+
+
+@screens.get("jobs/{id}")
+async def show_job(visit: Visit, id: str) -> Response:
+    """Shows one job and its progress."""
+    return visit.page("job.html", id=id, part=await _job_part(visit, id))
+
+
+@screens.live("job")
+async def read_job(visit: Visit) -> str:
+    """Returns the progress of one job."""
+    return await _job_part(visit, visit.query.get("id", ""))
+
+
+@screens.post("jobs/{id}/stop", Scope.OPERATE)
+async def stop_job(visit: Visit, id: str, form: dict[str, str]) -> Response:
+    """Stops a job at its next step."""
+    await visit.engine.jobs.get(visit.caller.tenant, id)
+    await visit.note("job.stop", id)
+    await visit.engine.jobs.stop(visit.caller.tenant, id, who=visit.caller.who)
+    return visit.go(f"jobs/{id}", done="stopping")
+
+
+@screens.post("jobs/{id}/resume", Scope.OPERATE)
+async def resume_job(visit: Visit, id: str, form: dict[str, str]) -> Response:
+    """Continues a job that ended early."""
+    await visit.engine.jobs.get(visit.caller.tenant, id)
+    await visit.note("job.resume", id)
+    rate = _rate(form["rate"]) if form.get("rate") else None
+    await visit.engine.jobs.resume(visit.caller.tenant, id, who=visit.caller.who, rate_per_second=rate)
+    return visit.go(f"jobs/{id}", done="resumed")
+
+
+async def _job_part(visit: Visit, id: str) -> str:
+    job = await visit.engine.jobs.get(visit.caller.tenant, id)
+    return visit.html("job_part.html", job=job, resumable=is_resumable(job))
+
+
+def _filter(given: Any) -> Filter:
+    """Returns the filter of the fields in an address or a form. It selects unacknowledged dead letters."""
+    names = {"error_code": "errorCode", "batch_id": "batchId"}
+    fields = {names.get(name, name): given[name] for name in _FILTER_FIELDS if given.get(name)}
+    return replace(read_filter(fields), statuses=(Status.FAILED,), acknowledged=False)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text) if text else DEFAULT_RATE
+    except ValueError:
+        raise InvalidRequest("rate", "is not a number; give notifications per second") from None
+    if not 0.1 <= rate <= 10_000:
+        raise InvalidRequest("rate", "must be from 0.1 to 10,000 notifications per second")
+    return rate
+
+
+def _next(visit: Visit, cursor: str | None) -> str | None:
+    """Returns the address of the next page, with the same filter. None on the last page."""
+    if cursor is None:
+        return None
+    kept = {name: value for name, value in visit.query.items() if name not in ("cursor", "done")}
+    return visit.to("dead-letters", **kept, cursor=cursor)

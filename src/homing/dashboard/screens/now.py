@@ -1,0 +1,108 @@
+"""The first screen: what is wrong, since when, how many are affected, and what can be done about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from markupsafe import Markup
+from starlette.responses import Response
+
+from homing.charts.small import draw_sparkline
+from homing.core.access.scopes import Scope
+from homing.core.errors import NotFound
+from homing.core.lifecycle.jobs import JobStatus
+from homing.core.overview import ChannelNow, OverviewPoint
+from homing.dashboard.rendering import trust
+from homing.dashboard.visits import Screens, Visit
+
+screens = Screens()
+
+_LINKS = {
+    "RetryBacklog": "waiting",
+    "OldestRetry": "waiting",
+    "LatencyGoal": "waiting",
+    "BreakerChanged": "providers",
+    "FailureRate": "dead-letters",
+    "DeadLettersGrowing": "dead-letters",
+    "UnacknowledgedDeadLetters": "dead-letters",
+    "OldestDeadLetter": "dead-letters",
+}
+"""Name of an alert → screen on which something can be done about it."""
+
+_LEVELS = {"ok": ("good", "All well"), "warning": ("warn", "Attention"), "problem": ("bad", "Trouble")}
+
+
+@screens.get("now")
+async def show_now(visit: Visit) -> Response:
+    """Shows the state of the tenant's delivery."""
+    return visit.page("now.html", part=await read_now(visit))
+
+
+@screens.live("now")
+async def read_now(visit: Visit) -> str:
+    """Returns the part of the screen that changes."""
+    overview = await visit.api.overview()
+    health = await visit.api.health()
+    jobs = await visit.engine.jobs.list(visit.caller.tenant, limit=5)
+    workers = await visit.engine.workers()
+    alerts = [check for check in health.thresholds if check.exceeded]
+    operator = visit.may(Scope.ADMIN) and visit.caller.tenant == visit.engine.tenant
+    raised = await visit.engine.open_alerts() if operator else ()
+    return visit.html(
+        "now_part.html",
+        overview=overview,
+        level=_LEVELS[overview.level.value],
+        lines={one.channel: _draw(one) for one in overview.channels},
+        late_ms={one.channel: _oldest_ms(one, overview.now) for one in overview.channels},
+        links=_LINKS,
+        alerts=alerts,
+        raised=[one for one in raised if one.name not in {check.name for check in alerts}],
+        idle=[one.channel for one in overview.channels if _is_idle(one)],
+        plain=_plain,
+        counts=await visit.api.queue_counts(),
+        providers=await visit.engine.providers(),
+        workers=sorted(workers, key=lambda one: (one.state.value != "live", one.name)),
+        jobs=[job for job in jobs if job.status is JobStatus.RUNNING],
+    )
+
+
+@screens.post("demo/{name}", Scope.ADMIN)
+async def start_demo_event(visit: Visit, name: str, form: dict[str, str]) -> Response:
+    """Starts an event of the demo, such as the outage."""
+    events = visit.tools.demo or {}
+    if name not in events:
+        raise NotFound(f"there is no event {name!r} in this process")
+    await events[name]()
+    return visit.go("now", done="demo")
+
+
+def _is_idle(one: ChannelNow) -> bool:
+    """Returns True if a channel has nothing to report."""
+    return not (one.waiting or one.troubles or any(point.accepted or point.sent for point in one.last_day))
+
+
+def _plain(message: str) -> str:
+    """Returns a message without the command that it names. The screen has a link instead."""
+    for end in ("; see `", ": `", "; check the workers"):
+        message = message.partition(end)[0]
+    return message
+
+
+def _oldest_ms(one: ChannelNow, now: datetime) -> float | None:
+    return None if one.oldest_at is None else (now - one.oldest_at).total_seconds() * 1000
+
+
+def _draw(one: ChannelNow) -> dict[str, Markup]:
+    def line(points: tuple[OverviewPoint, ...], field: str, title: str) -> Markup:
+        values = [float(getattr(point, field) or 0) for point in points]
+        return trust(draw_sparkline(values, title=title, width=96))
+
+    sent_hour = sum(point.sent for point in one.last_hour)
+    sent_day = sum(point.sent for point in one.last_day)
+    failed_day = sum(point.failed for point in one.last_day)
+    return {
+        "sent_hour": line(one.last_hour, "sent", f"sent per minute in the last hour, {sent_hour:,} in all"),
+        "sent_day": line(one.last_day, "sent", f"sent in the last day, {sent_day:,} in all"),
+        "failed_day": line(one.last_day, "failed", f"dead letters in the last day, {failed_day:,} in all"),
+        "late_hour": line(one.last_hour, "p99_late_ms", "p99 of the lateness in the last hour"),
+    }

@@ -1,0 +1,58 @@
+"""Recipients with their devices and preferences, and the addresses to which nothing is sent."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from homing.core.access.scopes import Scope
+from homing.core.errors import InvalidRequest, NotFound
+from homing.core.notifications import Channel
+from homing.core.recipients.profiles import Preference
+from homing.dashboard.visits import Screens, Visit
+
+screens = Screens()
+
+
+@screens.get("recipients", Scope.READ)
+async def show_recipients(visit: Visit) -> Response:
+    """Lists recipients and suppressions, or shows one recipient."""
+    id, after = visit.query.get("id", "").strip(), visit.query.get("after", "")
+    chosen, problem = None, ""
+    preferences: tuple[Preference, ...] = ()
+    if id:
+        try:
+            chosen = await visit.api.recipients.get(id)
+            preferences = await visit.api.recipients.preferences(id)
+        except (NotFound, InvalidRequest) as error:
+            problem = str(error)
+    found = await visit.api.recipients.list(after=after, limit=50)
+    return visit.page(
+        "recipients.html",
+        id=id,
+        chosen=chosen,
+        preferences=preferences,
+        problem=problem,
+        found=found,
+        after=found[-1].id if len(found) == 50 else "",
+        suppressions=await visit.api.recipients.suppressions(limit=50),
+        channels=list(Channel),
+    )
+
+
+@screens.post("recipients/suppress", Scope.MANAGE)
+async def suppress(visit: Visit, form: dict[str, str]) -> Response:
+    """Suppresses an address."""
+    channel, address, why = form.get("channel", ""), form.get("address", ""), form.get("why", "")
+    await visit.note("suppression.put", channel, why=why)
+    await visit.api.recipients.suppress(channel, address, why=why, who=visit.caller.who)
+    return visit.go("recipients", done="saved")
+
+
+@screens.post("recipients/lift", Scope.MANAGE)
+async def lift(visit: Visit, form: dict[str, str]) -> Response:
+    """Deletes a suppression."""
+    await visit.note("suppression.delete", form.get("channel", ""))
+    await visit.api.recipients.lift(
+        form.get("channel", ""), form.get("address", ""), category=form.get("category") or "*"
+    )
+    return visit.go("recipients", done="removed")

@@ -1,0 +1,74 @@
+"""Templates: the list, their versions, previews per locale and channel, and the check of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from homing.core.access.scopes import Scope
+from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.notifications import Channel
+from homing.dashboard.screens.find import framed
+from homing.dashboard.visits import Screens, Visit
+
+screens = Screens()
+
+
+@screens.get("templates", Scope.READ)
+async def show_templates(visit: Visit) -> Response:
+    """Lists the templates, and checks them if asked."""
+    try:
+        found = await visit.api.templates.list(limit=500)
+        report = await visit.api.templates.check() if visit.query.get("check") else None
+    except ConfigError as error:
+        return visit.page("templates.html", templates=(), report=None, problem=str(error))
+    return visit.page("templates.html", templates=found, report=report, problem="")
+
+
+@screens.get("templates/{key}", Scope.READ)
+async def show_template(visit: Visit, key: str) -> Response:
+    """Shows one template with a preview."""
+    template = await visit.api.templates.get(key)
+    locale = visit.query.get("locale") or next(iter(template.locales))
+    preview, problem = None, ""
+    data = _data(visit)
+    if visit.may(Scope.MANAGE):
+        try:
+            preview = await visit.api.templates.preview(key, locale=locale, data=data)
+        except ConfigError as error:
+            problem = str(error)
+        except InvalidRequest as error:
+            problem = str(error)
+    return visit.page(
+        "template.html",
+        template=template,
+        locale=locale,
+        preview=preview,
+        problem=problem,
+        sample=visit.query.get("data") or msgspec.json.format(msgspec.json.encode(template.sample)).decode(),
+        versions=await visit.api.templates.versions(key),
+    )
+
+
+@screens.get("templates/{key}/message", Scope.MANAGE)
+async def show_template_message(visit: Visit, key: str) -> Response:
+    """Returns the HTML of a preview, for the sandboxed frame."""
+    preview = await visit.api.templates.preview(
+        key, locale=visit.query.get("locale") or None, channel=Channel.EMAIL, data=_data(visit)
+    )
+    return framed(next((one.html or "" for one in preview.contents.values()), ""))
+
+
+def _data(visit: Visit) -> dict[str, Any] | None:
+    text = visit.query.get("data", "")
+    if not text:
+        return None
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        raise InvalidRequest("data", "is not valid JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("data", "must be a JSON object")
+    return found

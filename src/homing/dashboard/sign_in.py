@@ -1,0 +1,176 @@
+"""Signs people in and out: the form for a key or a token, links that work once, cookies and their checks."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from homing.core.access.scopes import Caller, Scope
+from homing.core.routing.rate_limits import RateLimit
+from homing.dashboard.rendering import render
+from homing.dashboard.settings import DashboardSettings
+from homing.dashboard.visits import DashboardTools, read_form
+from homing.engine.access.web_sessions import KEY_AUTHOR, WebSession
+from homing.engine.rate_tokens import RateTokens
+
+COOKIE = "homing_session"
+
+FORM_TOKEN = "form_token"  # noqa: S105 (a name)
+"""Name of the field that every form contains."""
+
+Authenticate = Callable[[str], Awaitable[Caller | None]]
+"""Returns the caller of an `Authorization` header, or None if the credentials are not valid."""
+
+_ATTEMPTS = RateLimit(0.5, 20)
+"""Sign-in attempts from one address. The limit is shared by all processes."""
+
+_ATTEMPTS_FROM_ALL = RateLimit(5.0, 100)
+
+_SIGNS_IN = frozenset({Scope.READ, Scope.OPERATE, Scope.MANAGE, Scope.ADMIN})
+"""Scopes of which one is needed. A key that can only send has nothing to see."""
+
+_MAX_CREDENTIAL = 8_192
+
+
+class SignIn:
+    """Checks who makes a request, and answers the requests around signing in and out."""
+
+    def __init__(self, tools: DashboardTools, authenticate: Authenticate, *, public_url: str = "") -> None:
+        self._tools = tools
+        self._authenticate = authenticate
+        public = urlsplit(public_url)
+        self._public_origin = f"{public.scheme}://{public.netloc}" if public_url else ""
+        self._path = f"{public.path.rstrip('/')}/"
+        self._tokens = RateTokens(tools.engine.shared, tools.clock)
+
+    @property
+    def _settings(self) -> DashboardSettings:
+        return self._tools.settings
+
+    async def find(self, request: Request, *, used: bool = True) -> WebSession | None:
+        """Returns the session of a request, or None. `used` is False for a request that no person made."""
+        token = request.cookies.get(COOKIE, "")
+        return await self._tools.engine.web_sessions.find(token, idle_ms=self._settings.idle_ms, used=used)
+
+    def is_own_form(self, request: Request, session: WebSession, fields: dict[str, str]) -> bool:
+        """Returns True if one of our own pages has sent the form: its origin and its token are right."""
+        return self.is_own_origin(request) and hmac.compare_digest(
+            fields.get(FORM_TOKEN, "").encode(), session.form_token.encode()
+        )
+
+    def is_own_origin(self, request: Request) -> bool:
+        """Returns True if the browser says that one of our own pages has made the request."""
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return False
+        origin = request.headers.get("origin", "")
+        if origin and origin == self._public_origin:
+            return True
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and parts.netloc == request.headers.get("host", "")
+
+    async def show(self, request: Request) -> Response:
+        """Shows the form, or uses a link that signs in once."""
+        link = request.query_params.get("link")
+        if link is None:
+            return self._form(request)
+        if not await self._may_try(request):
+            return self._form(request, "Too many attempts. Wait a minute, then try again.", 429)
+        caller = await self._tools.engine.web_sessions.use_link(link)
+        if caller is None:
+            problem = "This link was used already, or has expired. Start homing serve again for a new one."
+            return self._form(request, problem, 403)
+        return await self._begin(request, caller, self._settings.session_ms)
+
+    async def submit(self, request: Request) -> Response:
+        """Signs in with a key or token."""
+        if not self.is_own_origin(request):
+            return self._form(request, "The form was sent from another site.", 403)
+        if not await self._may_try(request):
+            return self._form(request, "Too many attempts. Wait a minute, then try again.", 429)
+        credential = (await read_form(request)).get("credential", "")
+        known = credential and len(credential) <= _MAX_CREDENTIAL and credential.isascii()
+        caller = await self._authenticate(f"Bearer {credential}") if known else None
+        if caller is None:
+            return self._form(request, "This key or token is not valid.", 403)
+        if not (caller.scopes & _SIGNS_IN):
+            return self._form(request, "This key can only send. Use one with the scope read.", 403)
+        lasts_ms = self._settings.session_ms
+        if not caller.who.startswith(KEY_AUTHOR):
+            lasts_ms = min(lasts_ms, _left_ms(credential, self._tools.clock.now_ms()))
+        return await self._begin(request, caller, lasts_ms)
+
+    async def leave(self, request: Request) -> Response:
+        """Signs out. Needs the token of the form, so that no other site can do it."""
+        session = await self.find(request)
+        if session is not None:
+            if not self.is_own_form(request, session, await read_form(request)):
+                return self._form(request, "The form was sent from another site.", 403)
+            await self._tools.engine.audit.note(session.caller, "session.end", "", {})
+            await self._tools.engine.web_sessions.end(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse("sign-in", 303)
+        answer.delete_cookie(COOKIE, path=self._path, httponly=True, samesite="strict")
+        return answer
+
+    async def ask(self, request: Request) -> Response:
+        """Returns a redirect to the form, for a page that needs a session.
+
+        The demo needs no account: there, it leads to a link that signs in, if the browser is on this machine.
+        """
+        form = "../" * (request.url.path.count("/") - 2) + "sign-in"
+        if self.is_open_to(request):
+            engine = self._tools.engine
+            form += f"?link={await engine.web_sessions.create_link(engine.tenant, 'link:demo')}"
+        return RedirectResponse(form, 303)
+
+    def is_open_to(self, request: Request) -> bool:
+        """Returns True in the demo, for a browser on this machine that uses an address of this machine."""
+        return self._tools.demo is not None and request.url.hostname in ("127.0.0.1", "localhost", "::1")
+
+    async def _begin(self, request: Request, caller: Caller, lasts_ms: int) -> Response:
+        """Starts a session and shows a page that leads on.
+
+        It is not a redirect: a browser that followed a link from another site would not send the cookie.
+        """
+        await self._tools.engine.audit.note(caller, "session.start", "", {})
+        token = await self._tools.engine.web_sessions.start(caller, lasts_ms=lasts_ms)
+        answer = HTMLResponse(render("signed_in.html", version=self._tools.version))
+        answer.set_cookie(
+            COOKIE,
+            token,
+            max_age=lasts_ms // 1000,
+            path=self._path,
+            secure=self._is_https(request),
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    def _is_https(self, request: Request) -> bool:
+        origin = request.headers.get("origin", "")
+        return request.url.scheme == "https" or f"{self._public_origin} {origin}".find("https://") >= 0
+
+    def _form(self, request: Request, problem: str = "", status: int = 200) -> Response:
+        page = render("sign_in.html", problem=problem, settings=self._settings, version=self._tools.version)
+        return HTMLResponse(page, status)
+
+    async def _may_try(self, request: Request) -> bool:
+        host = request.client.host if request.client else ""
+        own = await self._tokens.take(f"sign-in:{host}", _ATTEMPTS)
+        return not own and not await self._tokens.take("sign-in", _ATTEMPTS_FROM_ALL)
+
+
+def _left_ms(token: str, now: int) -> int:
+    """Returns how long a verified token is still valid. A session must not outlive its token."""
+    try:
+        payload = token.split(".")[1]
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return max(0, int(claims["exp"] * 1000) - now)
+    except (IndexError, KeyError, TypeError, ValueError, binascii.Error, msgspec.DecodeError):
+        return 0

@@ -1,0 +1,1 @@
+"""RabbitMQ: publishes messages to queues and exchanges."""

@@ -1,0 +1,220 @@
+"""Claims due rows: finds the queues with due rows, shares the capacity fairly and leases the chosen rows.
+
+A queue has no document of its own. The index `due` has the rows of each queue together, the earliest first,
+and MongoDB reads only the first entry of each queue (a distinct scan). So a claim costs as much with a
+million waiting rows as with a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pymongo import UpdateOne
+
+from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
+from homing.stores.common.codec import encode
+from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.mongo.documents import Document, queue_key, read_queue_key
+from homing.stores.mongo.leases import lease_rows
+from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
+
+_QUEUES_PER_LANE = 2000
+"""Maximum number of due queues that one claim considers per lane. The least recently served go first."""
+
+_QUEUES_PER_FETCH = 50
+"""Number of queues whose rows are fetched with one command."""
+
+_SERIAL = "serial"
+"""Key of the document with the serial number of the last turn."""
+
+WaitingQueues = dict[str, int]
+"""Key of a queue → due time of its earliest row."""
+
+
+class ClaimPlan:
+    """The rows that a claim has chosen, and what follows for the turns of their queues."""
+
+    def __init__(
+        self, share: FairShare | None, due: Sequence[DueRow], unlisted: Collection[str] = ()
+    ) -> None:
+        self.share = share
+        self.due = due
+        self.unlisted = frozenset(unlisted)
+
+
+async def plan(
+    db: SessionDatabase, now: int, request: ClaimRequest, turns: TenantTurns, waiting: WaitingQueues
+) -> ClaimPlan:
+    """Chooses the rows to lease, within the capacity in the request. It writes nothing."""
+    capacity = ClaimCapacity(request)
+    if request.ids is not None:
+        return ClaimPlan(None, await _choose(db, now, request, capacity, request.ids))
+    due, unlisted = _due_queues(waiting, now, request)
+    if not due:
+        return ClaimPlan(None, (), unlisted)
+    serial, served = await _read_turns(db, due)
+    found = [DueQueue(*read_queue_key(key), served.get(key, 0)) for key in due]
+    queues = await _limit_lanes(db, [queue for queue in found if capacity.is_open(queue)])
+    share = FairShare(capacity, queues, turns, serial)
+    return ClaimPlan(share, await _run(db, now, share), unlisted)
+
+
+async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQueues:
+    """Returns the queues of the lanes in the request, with the due time of the earliest row of each."""
+    found = await db.aggregate(
+        NOTIFICATIONS,
+        (
+            {"$match": {"queue": {"$gt": ""}}},
+            {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
+            {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
+        ),
+    )
+    return {one["_id"]: one["due_at"] for one in found if read_queue_key(one["_id"])[0] in request.lanes}
+
+
+async def claim(
+    tx: MongoTransaction, chosen: ClaimPlan, request: ClaimRequest, leased: list[SeqAndRow]
+) -> ClaimBatch:
+    """Leases the chosen rows, in a transaction. `leased` is filled with the leased rows."""
+    claims = await lease_rows(tx, chosen.due, [id for _, id, *_ in chosen.due], request, leased)
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=None, unlisted=chosen.unlisted)
+
+
+def next_due_at(waiting: WaitingQueues, now: int, request: ClaimRequest) -> int | None:
+    """Returns when the next row becomes due that this claim could have taken. None if there is none."""
+    if request.ids is not None:
+        return None
+    capacity = ClaimCapacity(request)
+    later = sorted((due_at, key) for key, due_at in waiting.items() if due_at > now)
+    for due_at, key in later:
+        lane, tenant, outlet = read_queue_key(key)
+        is_asked_for = _is_listed(outlet, request) and request.tenant in (None, tenant)
+        if is_asked_for and capacity.is_open(DueQueue(lane, tenant, outlet, 0)):
+            return due_at
+    return None
+
+
+async def write_turns(db: SessionDatabase, share: FairShare) -> None:
+    """Writes the last turns of the queues and tenants that were served.
+
+    It is no part of the transaction of the claim: a lost turn only makes the next claim a little less fair.
+    """
+    if not share.dealt:
+        return
+    turns = {_SERIAL: share.serial}
+    for queue in share.took_turns():
+        for key in (queue_key(queue.lane, queue.tenant, queue.outlet), encode((queue.lane, queue.tenant))):
+            turns[key] = max(queue.served, turns.get(key, 0))
+    await db.bulk_write(
+        TURNS,
+        [UpdateOne({"_id": key}, {"$max": {"served": served}}, upsert=True) for key, served in turns.items()],
+    )
+
+
+def _due_queues(waiting: WaitingQueues, now: int, request: ClaimRequest) -> tuple[list[str], frozenset[str]]:
+    """Returns the keys of the queues with due rows, and the providers that the request does not list."""
+    due, unlisted = [], set()
+    for key, due_at in waiting.items():
+        if due_at > now:
+            continue
+        _, tenant, outlet = read_queue_key(key)
+        if request.tenant not in (None, tenant):
+            continue
+        if _is_listed(outlet, request):
+            due.append(key)
+        else:
+            unlisted.add(outlet.partition("@")[0])
+    return due, frozenset(unlisted)
+
+
+def _is_listed(outlet: str, request: ClaimRequest) -> bool:
+    return not request.only_listed or outlet.partition("@")[0] in request.providers
+
+
+async def _read_turns(db: SessionDatabase, keys: Sequence[str]) -> tuple[int, dict[str, int]]:
+    found = await db.find(TURNS, {"_id": {"$in": [_SERIAL, *keys]}})
+    served = {one["_id"]: int(one["served"]) for one in found}
+    return served.pop(_SERIAL, 0), served
+
+
+async def _limit_lanes(db: SessionDatabase, queues: Sequence[DueQueue]) -> list[DueQueue]:
+    """Returns at most `_QUEUES_PER_LANE` queues of each lane, those of the least recently served tenants."""
+    lanes: dict[str, list[DueQueue]] = {}
+    for queue in queues:
+        lanes.setdefault(queue.lane, []).append(queue)
+    kept: list[DueQueue] = []
+    for lane, found in lanes.items():
+        if len(found) > _QUEUES_PER_LANE:
+            places = {queue.tenant: encode((lane, queue.tenant)) for queue in found}
+            stored = await db.find(TURNS, {"_id": {"$in": list(places.values())}})
+            turn = {one["_id"]: int(one["served"]) for one in stored}
+            found.sort(key=lambda queue: (turn.get(places[queue.tenant], 0), queue.served))
+        kept += found[:_QUEUES_PER_LANE]
+    return kept
+
+
+async def _run(db: SessionDatabase, now: int, share: FairShare) -> list[DueRow]:
+    fetches = share.run()
+    while True:
+        try:
+            queues, limit = next(fetches)
+        except StopIteration as end:
+            dealt: list[DueRow] = end.value
+            return dealt
+        for start in range(0, len(queues), _QUEUES_PER_FETCH):
+            await _fetch(db, now, queues[start : start + _QUEUES_PER_FETCH], limit)
+
+
+async def _fetch(db: SessionDatabase, now: int, queues: Sequence[DueQueue], limit: int) -> None:
+    """Fetches the next due rows of some queues, at most `limit` of each."""
+    pipelines = [_due_rows(queue, now, limit, number) for number, queue in enumerate(queues)]
+    first, *others = pipelines
+    pipeline = [*first, *({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)]
+    rows: list[list[DueRow]] = [[] for _ in queues]
+    for one in await db.aggregate(NOTIFICATIONS, pipeline):
+        rows[one["number"]].append((one["due_at"], one["_id"], 0))
+    for queue, found in zip(queues, rows, strict=True):
+        found.sort()
+        queue.fill(found, limit)
+
+
+def _due_rows(queue: DueQueue, now: int, limit: int, number: int) -> list[Document]:
+    after_due, after_id = queue.after[:2]
+    condition: Document = {
+        "queue": queue_key(queue.lane, queue.tenant, queue.outlet),
+        "due_at": {"$lte": now, "$gte": after_due},
+    }
+    if after_id:
+        # The rows that are due at the same time as the last one and were fetched before are left out.
+        condition["$expr"] = {
+            "$not": {"$and": [{"$eq": ["$due_at", after_due]}, {"$lte": ["$_id", after_id]}]}
+        }
+    return [
+        {"$match": condition},
+        {"$sort": {"due_at": 1, "_id": 1}},
+        {"$limit": limit},
+        {"$project": {"due_at": 1, "number": {"$literal": number}}},
+    ]
+
+
+async def _choose(
+    db: SessionDatabase, now: int, request: ClaimRequest, capacity: ClaimCapacity, ids: Collection[str]
+) -> list[DueRow]:
+    """Returns those of the chosen rows that are due, within the capacity in the request."""
+    condition: dict[str, Any] = {"_id": {"$in": sorted(ids)}, "due_at": {"$lte": now}}
+    if request.tenant is not None:
+        condition["tenant"] = request.tenant
+    found = await db.find(
+        NOTIFICATIONS,
+        condition,
+        fields=("due_at", "lane", "tenant", "outlet"),
+        sort=(("due_at", 1), ("_id", 1)),
+    )
+    return [
+        (one["due_at"], one["_id"], 0)
+        for one in found
+        if capacity.take(DueQueue(one["lane"], one["tenant"], one["outlet"], 0))
+    ]

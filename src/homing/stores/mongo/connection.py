@@ -1,0 +1,413 @@
+"""The connection to MongoDB: checks of the server, transactions that are repeated, and callers' sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pymongo
+from pymongo import AsyncMongoClient, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.synchronous.client_session import ClientSession
+from pymongo.uri_parser import parse_uri
+
+from homing.core.clock_steps import ClockStep
+from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
+from homing.core.ports.stores import CallerConnection
+from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
+from homing.stores.common.sinks import NO_SINKS, SinkBook
+from homing.stores.mongo.documents import Document
+from homing.stores.mongo.errors import is_transient, translate
+from homing.stores.mongo.schema import META, META_ID
+from homing.stores.mongo.transaction import AsyncDatabase, CallerDatabase, MongoTransaction, OutdatedRows
+
+log = logging.getLogger("homing.store")
+
+R = TypeVar("R")
+
+Action = Callable[[MongoTransaction], Awaitable[R]]
+
+_DEFAULT_DATABASE = "homing"
+
+_CALL_TIMEOUT_S = 20.0
+"""Longest time for one call of the store, with all its repetitions."""
+
+_SELECTION_TIMEOUT_MS = 10_000
+"""Longest wait for a primary. An election after the loss of one takes a few seconds."""
+
+_CONNECT_TIMEOUT_MS = 5_000
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.002, 0.1
+"""Pauses before a transaction that met another one is run again. A random part of it is waited."""
+
+SHARDS = 16
+"""Number of documents that share each counter. A transaction adds to those of one number, so that
+transactions do not wait for each other. Readers add them up."""
+
+_SNAPSHOT_ERRORS = frozenset({239, 246})
+"""Codes for a snapshot that is too old, or not there yet because a collection was just created."""
+
+_OLDEST_SERVER = (5, 0)
+
+_WRITE_CONCERN = WriteConcern("majority", j=True)
+_READ_CONCERN = ReadConcern("majority")
+_IN_TRANSACTION = ReadConcern("snapshot")
+
+_OPEN_TRANSACTIONS_S = 30
+"""Longest wait for transactions that began before a sink was registered."""
+
+_UNSEEN_TRANSACTIONS_S = 1
+"""The wait if the user may not see which transactions are open."""
+
+_OPEN_TRANSACTIONS = [
+    {"$currentOp": {"allUsers": False, "idleSessions": True}},
+    {"$match": {"transaction.parameters.txnNumber": {"$exists": True}}},
+    {"$project": {"transaction.timeOpenMicros": 1}},
+]
+
+_META_PIPELINE = (
+    {"$match": {"_id": META_ID}},
+    {"$project": {"sinks": 1, "clock": 1, "now": {"$toLong": "$$NOW"}}},
+)
+
+
+class MongoConnection:
+    """The client of one process, and everything that a transaction needs besides its operations."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        steady_clock: Callable[[], int] | None = None,
+        adjust_clock: Callable[[int], int] | None = None,
+        on_other_history: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`adjust_clock` changes the server's time, for tests. `on_other_history` is called before the first
+        transaction with another primary, which may lack commits of the last one."""
+        self._url = url
+        self._database_name, self.where = _parse(url)
+        self._steady_clock = steady_clock or steady_clock_ms
+        self._adjust_clock = adjust_clock or (lambda now: now)
+        self._on_other_history = on_other_history
+        self._guard = ClockGuard()
+        self._client: AsyncMongoClient[Document] | None = None
+        self._used_shards: set[int] = set()
+        self.history = ""
+
+    @property
+    def database(self) -> Any:
+        """The database, for calls outside of transactions."""
+        if self._client is None:
+            raise StoreError(f"{self.where} is closed; open the store first.")
+        return self._client.get_database(
+            self._database_name,
+            write_concern=_WRITE_CONCERN,
+            read_concern=_READ_CONCERN,
+            read_preference=ReadPreference.PRIMARY,
+        )
+
+    async def open(self) -> None:
+        """Connects. Raises `StoreError` if the server cannot be used, with what to do about it."""
+        if self._client is not None:
+            return
+        client: AsyncMongoClient[Document] = AsyncMongoClient(
+            self._url,
+            appname="homing",
+            serverSelectionTimeoutMS=_SELECTION_TIMEOUT_MS,
+            connectTimeoutMS=_CONNECT_TIMEOUT_MS,
+            retryWrites=True,
+            retryReads=True,
+        )
+        try:
+            await _check_server(client, self.where)
+        except PyMongoError as error:
+            await client.close()
+            raise translate(error, self.where) from error
+        except BaseException:
+            await client.close()
+            raise
+        self._client = client
+        self._note_primary()
+
+    async def close(self) -> None:
+        """Disconnects."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    # Transactions --------------------------------------------------------------------------------
+
+    async def write(self, action: Action[R]) -> R:
+        """Runs an action in a transaction, and again if another transaction was in its way.
+
+        If the answer to the commit is lost, the commit is repeated until the server says what became of it.
+        """
+        database, until, pause_s = self.database, time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
+        while True:
+            shard = self._take_shard()
+            try:
+                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                    return await self._run(database, action, shard)
+            except OutdatedRows:
+                if time.monotonic() >= until:
+                    raise StoreUnavailable(f"{self.where} changed too often during this call.") from None
+            except Exception as error:
+                if not is_transient(error) or time.monotonic() + pause_s >= until:
+                    raise translate(error, self.where) from error
+            finally:
+                self._used_shards.discard(shard)
+            await asyncio.sleep(random.random() * pause_s)
+            pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
+
+    async def _run(self, database: Any, action: Action[R], shard: int) -> R:
+        async with database.client.start_session() as session:
+            await session.start_transaction(read_concern=_IN_TRANSACTION, write_concern=_WRITE_CONCERN)
+            try:
+                tx = await self._begin(AsyncDatabase(database, session), shard=shard)
+                result = await action(tx)
+            except BaseException:
+                with suppress(PyMongoError):
+                    await session.abort_transaction()
+                raise
+            await _commit(session)
+            return result
+
+    async def read(self, action: Action[R]) -> R:
+        """Runs an action whose reads see one snapshot."""
+        database, until = self.database, time.monotonic() + _CALL_TIMEOUT_S
+        while True:
+            try:
+                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                    async with database.client.start_session(snapshot=True) as session:
+                        plain = database.with_options(read_concern=ReadConcern())
+                        return await action(await self._begin(AsyncDatabase(plain, session), writable=False))
+            except Exception as error:
+                repeats = getattr(error, "code", None) in _SNAPSHOT_ERRORS
+                if not repeats or time.monotonic() >= until:
+                    raise translate(error, self.where) from error
+            await asyncio.sleep(_MAX_PAUSE_S)
+
+    async def look(self, action: Action[R]) -> R:
+        """Runs an action that makes one call, and does not need the time."""
+        try:
+            with pymongo.timeout(_CALL_TIMEOUT_S):
+                return await action(MongoTransaction(AsyncDatabase(self.database), 0))
+        except Exception as error:
+            raise translate(error, self.where) from error
+
+    async def join(self, given: Any, action: Action[R]) -> R:
+        """Runs an action in the transaction of the caller's session. The caller commits or aborts it."""
+        run: Callable[[Callable[[], Any]], Awaitable[Any]] = _run_here
+        session = given
+        if isinstance(given, CallerConnection):
+            session, run = given.connection, given.run
+        if not isinstance(session, (AsyncClientSession, ClientSession)):
+            raise StoreError(
+                f"connection must be a session of PyMongo's client, not {type(session).__name__}."
+            )
+        if not session.in_transaction:
+            raise StoreError("This session has no transaction to join. Start one first.")
+        database: Any = session.client.get_database(self._database_name)
+        joined: AsyncDatabase | CallerDatabase
+        if isinstance(session, AsyncClientSession):
+            joined = AsyncDatabase(database, session)
+        else:
+            joined = CallerDatabase(database, session, run)
+        shard = self._take_shard()
+        try:
+            return await action(await self._begin(joined, shard=shard, writable=False))
+        except Exception as error:
+            raise translate(error, self.where) from error
+        finally:
+            self._used_shards.discard(shard)
+
+    async def wait_for_open_transactions(self) -> None:
+        """Waits until the transactions have ended that began before this call.
+
+        They do not know what was committed since, such as a new sink. A caller's own transaction may stay
+        open, so the wait has a limit.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < _OPEN_TRANSACTIONS_S:
+            try:
+                with pymongo.timeout(_CALL_TIMEOUT_S):
+                    cursor = await self.database.client.admin.aggregate(_OPEN_TRANSACTIONS)
+                    found = await cursor.to_list()
+            except PyMongoError as error:
+                log.warning("cannot see which transactions are open: %s", type(error).__name__)
+                await asyncio.sleep(_UNSEEN_TRANSACTIONS_S)
+                return
+            age = (time.monotonic() - began) * 1e6
+            if not any(one["transaction"].get("timeOpenMicros", 0) > age for one in found):
+                return
+            await asyncio.sleep(_MAX_PAUSE_S)
+        log.warning(
+            "a transaction has been open for %d s; its events may miss a new sink", _OPEN_TRANSACTIONS_S
+        )
+
+    async def now_ms(self) -> int:
+        """Returns the time of the store's clock."""
+        return await self.read(_time_of)
+
+    async def suspected_step(self) -> ClockStep | None:
+        """Returns the stored step of the clock that processes do not believe yet, or None."""
+        try:
+            with pymongo.timeout(_CALL_TIMEOUT_S):
+                found = await AsyncDatabase(self.database).aggregate(META, _META_PIPELINE)
+        except Exception as error:
+            raise translate(error, self.where) from error
+        step = _read_step(found[0]) if found else None
+        return step if step is not None and step.is_current(self._adjust_clock(found[0]["now"])) else None
+
+    async def _begin(
+        self, db: AsyncDatabase | CallerDatabase, *, shard: int = 0, writable: bool = True
+    ) -> MongoTransaction:
+        """Reads the time and the sinks, which also fixes the snapshot."""
+        self._note_primary()
+        asked_ms = self._steady_clock()
+        found = await db.aggregate(META, _META_PIPELINE)
+        answered_ms = self._steady_clock()
+        if not found:
+            raise SchemaError(
+                f"{self.where} has no collections of Homing yet. Run `homing db migrate` first."
+            )
+        meta = found[0]
+        measured = (self._adjust_clock(meta["now"]), asked_ms, answered_ms)
+        moment = self._guard.check(*measured)
+        if moment is None:
+            moment = await self._resolve(db, measured, meta, writable=writable)
+        return MongoTransaction(
+            db, moment.now, settling=moment.settling, sinks=_read_sinks(meta), shard=shard
+        )
+
+    async def _resolve(
+        self,
+        db: AsyncDatabase | CallerDatabase,
+        measured: tuple[int, int, int],
+        meta: Document,
+        *,
+        writable: bool,
+    ) -> StoreTime:
+        resolution = self._guard.resolve(*measured, _read_step(meta), writable=writable)
+        if writable and resolution.clear and "clock" in meta:
+            await db.update(META, {"_id": META_ID}, {"$unset": {"clock": ""}})
+        elif writable and (step := resolution.record) is not None:
+            stored = {
+                "correction_ms": step.correction_ms,
+                "suspected_at": step.suspected_at,
+                "renewed_at": step.renewed_at,
+            }
+            await db.update(META, {"_id": META_ID}, {"$set": {"clock": stored}})
+        return resolution.time
+
+    def _note_primary(self) -> None:
+        """Drops what this process remembers if another server was elected."""
+        if self._client is None:
+            return
+        history = _election(self._client)
+        if history and history != self.history:
+            if self.history:
+                self._on_other_history()
+            self.history = history
+
+    def _take_shard(self) -> int:
+        free = [number for number in range(SHARDS) if number not in self._used_shards]
+        shard = random.choice(free or range(SHARDS))
+        self._used_shards.add(shard)
+        return shard
+
+
+async def _time_of(tx: MongoTransaction) -> int:
+    return tx.now
+
+
+async def _run_here(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+async def _commit(session: AsyncClientSession) -> None:
+    """Commits. Asks again while it is unknown whether the commit has happened; the server remembers it."""
+    while True:
+        try:
+            await session.commit_transaction()
+            return
+        except PyMongoError as error:
+            if not error.has_error_label("UnknownTransactionCommitResult") or error.timeout:
+                raise
+        await asyncio.sleep(_FIRST_PAUSE_S)
+
+
+def _parse(url: str) -> tuple[str, str]:
+    """Returns the name of the database, and the address for messages, which has no credentials."""
+    scheme = url.partition("://")[0]
+    shown = url.partition("://")[2].rpartition("@")[2].partition("?")[0]
+    try:
+        # A host of mongodb+srv:// is looked up by the client, when it connects.
+        plain = url if scheme == "mongodb" else f"mongodb://{url.partition('://')[2]}"
+        name = parse_uri(plain, warn=False)["database"] or _DEFAULT_DATABASE
+    except (InvalidURI, ConfigurationError, ValueError):
+        raise ConfigError(
+            "store", f"is not a valid address; write mongodb://HOST/DATABASE (given: {scheme}://{shown})"
+        ) from None
+    hosts = shown.partition("/")[0]
+    return name, f"{scheme}://{hosts}/{name}"
+
+
+async def _check_server(client: AsyncMongoClient[Document], where: str) -> None:
+    hello = await client.admin.command("hello")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise StoreError(
+            f"{where} is a single server without a replica set, which has no transactions. Start mongod with "
+            "--replSet, run rs.initiate() once, and open the store again."
+        )
+    build = await client.admin.command("buildInfo")
+    if "ferretdb" in build or any(
+        name in where for name in (".docdb.", ".cosmos.azure.com", ".documents.azure.com")
+    ):
+        raise StoreError(
+            f"{where} only imitates MongoDB, and lacks what Homing relies on. Use MongoDB 5.0 or newer, or "
+            "PostgreSQL."
+        )
+    version = tuple(build.get("versionArray", (0, 0)))[:2]
+    if version < _OLDEST_SERVER:
+        raise StoreError(
+            f"{where} runs MongoDB {build.get('version')}; Homing needs {'.'.join(map(str, _OLDEST_SERVER))} "
+            "or newer."
+        )
+
+
+def _election(client: AsyncMongoClient[Document]) -> str:
+    """Returns what identifies the election of the current primary. Empty if none is known."""
+    for server in client.topology_description.server_descriptions().values():
+        if server.server_type_name == "RSPrimary":
+            return f"{server.set_version}:{server.election_id}"
+        if server.server_type_name == "Mongos":
+            return "mongos"
+    return ""
+
+
+def _read_step(meta: Document) -> ClockStep | None:
+    found = meta.get("clock")
+    if found is None:
+        return None
+    return ClockStep(
+        correction_ms=found["correction_ms"],
+        suspected_at=found["suspected_at"],
+        renewed_at=found["renewed_at"],
+    )
+
+
+def _read_sinks(meta: Document) -> SinkBook:
+    found = meta.get("sinks")
+    if not found:
+        return NO_SINKS
+    sinks = tuple(sorted((one["name"], frozenset(one["events"])) for one in found))
+    return SinkBook(sinks, frozenset().union(*(events for _, events in sinks)))

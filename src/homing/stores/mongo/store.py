@@ -1,0 +1,242 @@
+"""The MongoDB implementation of the store port. Most methods are one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from homing.core.clock_steps import ClockStep
+from homing.core.lifecycle.claims import (
+    Acceptance,
+    ClaimBatch,
+    ClaimRequest,
+    RequestKey,
+    StoredRequest,
+    Submission,
+)
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.ports.stores import SinkRegistration, StoreCheckResult
+from homing.core.routing.fair_share import TenantTurns
+from homing.stores.common.group_commit import GroupCommit
+from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.sinks import REMOVAL_STEP
+from homing.stores.common.transactional_store import TransactionalStore
+from homing.stores.mongo import (
+    accept,
+    amend,
+    change_recorder,
+    claim,
+    leases,
+    reads,
+    receipts,
+    reference_data,
+    schema,
+    server_checks,
+    settle,
+    sinks,
+    upkeep,
+    workers,
+)
+from homing.stores.mongo.connection import MongoConnection
+from homing.stores.mongo.errors import translate
+from homing.stores.mongo.transaction import AsyncDatabase, MongoTransaction
+from homing.stores.mongo.wake_ups import WakeUps
+
+R = TypeVar("R")
+
+
+class MongoStore(TransactionalStore):
+    """A `Backend` in one database of a MongoDB replica set or sharded cluster.
+
+    Every write is a transaction that a majority has written to disk when the call returns.
+    """
+
+    _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
+    _reference_data, _sinks, _upkeep, _workers = reference_data, sinks, upkeep, workers
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        steady_clock: Callable[[], int] | None = None,
+        adjust_clock: Callable[[int], int] | None = None,
+    ) -> None:
+        """`url` is `mongodb://HOST/DATABASE` or `mongodb+srv://…`. The other arguments are for tests."""
+        self._connection = MongoConnection(
+            url, steady_clock=steady_clock, adjust_clock=adjust_clock, on_other_history=self._forget
+        )
+        self._leased_rows = LeasedRows()
+        self._turns = TenantTurns()
+        self._wake_ups = WakeUps(lambda: self._connection.database)
+        self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
+            self._accept_together
+        )
+
+    async def open(self) -> None:
+        """Connects. Raises `SchemaError` if this program is too old for the layout of the database."""
+        await self._connection.open()
+        await self._outside(schema.check_version(self._connection.database, self._connection.where))
+
+    async def close(self) -> None:
+        await self._accepting.finish()
+        await self._wake_ups.close()
+        await self._connection.close()
+
+    async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
+        """Creates what is missing of the collections and indexes. Several processes may call it at once."""
+        where = self._connection.where
+        return await self._outside(schema.migrate(self._connection.database, where, create=create))
+
+    async def now_ms(self) -> int:
+        return await self._connection.now_ms()
+
+    @property
+    def history(self) -> str:
+        return self._connection.history
+
+    async def suspected_clock_step(self) -> ClockStep | None:
+        return await self._connection.suspected_step()
+
+    # Delivery path ------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        """Stores the submissions. `tx` may be the caller's own session with an open transaction."""
+        if tx is not None:
+            return await self._connection.join(tx, lambda joined: accept.accept(joined, batch, all_ids=True))
+        return await self._accepting.do(batch)
+
+    async def known_requests(
+        self, keys: Collection[RequestKey], *, tx: Any = None
+    ) -> dict[RequestKey, StoredRequest]:
+        if tx is not None:
+            return await self._connection.join(tx, lambda joined: accept.known_requests(joined, keys))
+        return await self._look(lambda reading: accept.known_requests(reading, keys))
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        leased: list[SeqAndRow] = []
+        database = AsyncDatabase(self._connection.database)
+
+        async def choose_and_lease(tx: MongoTransaction) -> tuple[ClaimBatch, claim.ClaimPlan]:
+            # The reads that choose the rows are no part of the transaction, which then compares their state.
+            queues = {} if request.ids is not None else await claim.waiting_queues(database, request)
+            chosen = await claim.plan(database, tx.now, request, self._turns, queues)
+            leased.clear()
+            if chosen.due:
+                return await claim.claim(tx, chosen, request, leased), chosen
+            next_due_at = claim.next_due_at(queues, tx.now, request)
+            batch = ClaimBatch(claims=(), now=tx.now, next_due_at=next_due_at, unlisted=chosen.unlisted)
+            return batch, chosen
+
+        batch, chosen = await self._write(choose_and_lease)
+        self._leased_rows.keep(leased)
+        if chosen.share is not None:
+            self._turns.record(chosen.share.taken())
+            await self._outside(claim.write_turns(database, chosen.share))
+        if not batch.claims or request.ids is not None:
+            return batch
+        queues = await self._outside(claim.waiting_queues(database, request))
+        return ClaimBatch(
+            claims=batch.claims,
+            now=batch.now,
+            next_due_at=claim.next_due_at(queues, batch.now, request),
+            unlisted=batch.unlisted,
+        )
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        leased: list[SeqAndRow] = []
+        batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
+        self._leased_rows.keep(leased)
+        return batch
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        async def settle_in(tx: MongoTransaction) -> SettleResult:
+            statuses = await settle.settle(tx, batch, self._leased_rows)
+            return build_settle_result(batch, statuses, tx.failures)
+
+        return await self._write(settle_in)
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
+
+    # Wake-ups ------------------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        return self._wake_ups.hears
+
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+        await self._wake_ups.listen(wake)
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def register_sink(self, sink: SinkRegistration) -> None:
+        if await self._write(lambda tx: sinks.register_sink(tx, sink)):
+            await self._connection.wait_for_open_transactions()
+
+    async def remove_sink(self, name: str) -> int | None:
+        if not await self._read(lambda tx: sinks.is_registered(tx, name)):
+            return None
+        total = removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+        while removed == REMOVAL_STEP:
+            removed = await self._write(lambda tx: sinks.remove_sink_step(tx, name))
+            total += removed
+        return total
+
+    # Checks --------------------------------------------------------------------------------------
+
+    async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
+        return await self._outside(server_checks.examine(self._connection.database, now_ms))
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def size(self) -> Mapping[str, int]:
+        counts = await self._read(upkeep.size)
+        stats = await self._outside(self._connection.database.command("dbStats"))
+        version = await self._outside(schema.read_version(self._connection.database))
+        size = int(stats.get("storageSize", 0)) + int(stats.get("indexSize", 0))
+        return {**counts, "bytes": size, "schema_version": version or 0}
+
+    # Transactions --------------------------------------------------------------------------------
+
+    async def _write(self, action: Callable[[MongoTransaction], Awaitable[R]]) -> R:
+        return await self._connection.write(action)
+
+    async def _read(self, action: Callable[[MongoTransaction], Awaitable[R]], tenant: str | None = None) -> R:
+        return await self._connection.read(action)
+
+    async def _look(self, action: Callable[[MongoTransaction], Awaitable[R]]) -> R:
+        return await self._connection.look(action)
+
+    async def _outside(self, call: Awaitable[R]) -> R:
+        """Awaits a call outside of a transaction, and translates its errors."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise translate(error, self._connection.where) from error
+
+    async def _accept_together(
+        self, batches: Sequence[Sequence[Submission]], may_wait: bool
+    ) -> Sequence[tuple[Acceptance, ...]]:
+        everything = [submission for batch in batches for submission in batch]
+        all_ids = False
+
+        async def accept_in(tx: MongoTransaction) -> tuple[Acceptance, ...]:
+            nonlocal all_ids
+            try:
+                return await accept.accept(tx, everything, all_ids=all_ids)
+            except accept.IdsStoredAlready:
+                all_ids = True
+                raise
+
+        answers = iter(await self._write(accept_in))
+        self._wake_ups.announce()
+        return [tuple(next(answers) for _ in batch) for batch in batches]
+
+    def _forget(self) -> None:
+        """Drops everything that this store remembers, because another primary may lack commits."""
+        self._leased_rows = LeasedRows()
+        self._turns = TenantTurns()

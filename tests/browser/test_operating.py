@@ -1,0 +1,176 @@
+"""What operators do in the browser: act on dead letters, watch live figures, and go on after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from support.browser_pages import TOML, OpenContext, sign_in
+from support.dashboard_site import DashboardSite
+
+pytest_plugins = ["support.browser_pages"]
+
+
+def kill_mail(site: DashboardSite, number: int, *, tenant: str = "default") -> list[str]:
+    ids = site.send(*(f"nobody{i}@example.org" for i in range(number)), tenant=tenant)
+    site.wait_for(ids, "failed", tenant=tenant)
+    return ids
+
+
+def test_from_the_alert_to_resent_dead_letters_in_fewer_than_ten_clicks(
+    site: DashboardSite, page: Page
+) -> None:
+    ids = kill_mail(site, 30)
+    site.pigeon.rejects = site.hawk.rejects = False
+    sign_in(page, site)
+    clicks = 0
+
+    def click(name: str, role: str = "link") -> None:
+        nonlocal clicks
+        clicks += 1
+        page.get_by_role(role, name=name).first.click()  # type: ignore[arg-type]
+
+    expect(page.locator("#verdict")).to_contain_text("30 dead letters")
+    page.locator("section", has_text="Open alerts").get_by_role("link", name="Open").first.click()
+    clicks += 1
+    click("Resend…")
+    expect(page.locator(".verdict")).to_contain_text("This would resend 30 dead letters")
+    expect(page.locator(".verdict")).to_contain_text("at 10 per second")
+    page.get_by_label("Per second").fill("1000")
+    click("Estimate again", "button")
+    page.get_by_label("Reason").fill("the mailboxes exist now")
+    click("Resend 30", "button")
+    page.wait_for_url("**/ui/jobs/*")
+    expect(page.locator("#job .tag").first).to_have_text("done")
+    expect(page.locator("#done")).to_have_text("30")
+    site.wait_for([_resent(site, id) for id in ids], "sent")
+    assert clicks < 10
+    page.goto(f"{site.url}/ui/dead-letters")
+    expect(page.locator("#groups tbody tr td").first).to_have_text("0")
+
+
+def _resent(site: DashboardSite, id: str) -> str:
+    async def find(homing: object) -> str:
+        return (await site.homing.get(id)).resent_as or ""
+
+    return site.on_loop(find)
+
+
+def test_figures_change_without_a_reload_and_keep_focus_selection_and_scroll(
+    site: DashboardSite, page: Page
+) -> None:
+    kill_mail(site, 40)
+    sign_in(page, site)
+    page.set_viewport_size({"width": 1000, "height": 400})
+    page.goto(f"{site.url}/ui/dead-letters")
+    count = page.locator("#groups tbody tr td").first
+    expect(count).to_have_text("40")
+    expect(page.locator("#stream")).to_have_text("live")
+    page.get_by_role("link", name="Example", exact=True).focus()
+    page.evaluate("window.scrollTo(0, 120)")
+    page.evaluate(
+        "const cell = document.querySelector('#groups tbody tr td.break');"
+        "getSelection().selectAllChildren(cell)"
+    )
+    kill_mail(site, 1)
+    expect(count).to_have_text("41")
+    expect(page.get_by_role("link", name="Example", exact=True)).to_be_focused()
+    assert page.evaluate("getSelection().toString()") == "no such mailbox"
+    assert page.evaluate("window.scrollY") == 120
+
+
+def test_endless_scrolling_loads_the_next_page(site: DashboardSite, page: Page) -> None:
+    ids = site.send(*(f"reader{i}@example.org" for i in range(70)))
+    site.wait_for(ids, "sent")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/find")
+    page.keyboard.press("End")
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    expect(page.locator("tbody tr")).to_have_count(70)
+
+
+def test_one_notification_can_be_acted_on(site: DashboardSite, page: Page) -> None:
+    (dead,) = kill_mail(site, 1)
+    site.pigeon.rejects = site.hawk.rejects = False
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{dead}")
+    page.get_by_text("Resend…").click()
+    page.locator("details[open]").get_by_label("Provider").select_option("hawk")
+    page.locator("details[open]").get_by_label("Reason").fill("try the other one")
+    page.get_by_role("button", name="Resend").click()
+    expect(page.locator(".notice")).to_have_text("Resent. This is the new notification.")
+    expect(page.locator("#history .tag").first).to_have_text("sent")
+    expect(page.locator(".timeline")).to_contain_text("attempt 1 at hawk: accepted")
+    assert site.hawk.sent
+
+
+def test_a_breaker_is_forced_open_and_released(site: DashboardSite, page: Page) -> None:
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/providers")
+    page.get_by_text("pigeon…").click()
+    page.locator("details[open]").get_by_label("Reason").fill("maintenance")
+    page.get_by_role("button", name="Set the breaker").first.click()
+    row = page.locator("tr#pigeon")
+    expect(row).to_contain_text("forced")
+    expect(row).to_contain_text("maintenance")
+    page.get_by_text("pigeon…").click()
+    page.locator("details[open]").get_by_label("Breaker").select_option("auto")
+    page.locator("details[open]").get_by_role("button", name="Set the breaker").click()
+    expect(page.locator("tr#pigeon")).not_to_contain_text("forced")
+
+
+def test_a_rule_is_changed_and_the_change_is_in_the_history(site: DashboardSite, page: Page) -> None:
+    sign_in(page, site)
+    for attempts in ("4", "7"):
+        page.goto(f"{site.url}/ui/policies")
+        page.get_by_text("Add or replace a rule…").click()
+        form = page.locator("details.act[open]")
+        form.get_by_label("Name").fill("invoices")
+        form.get_by_label("Type").fill("invoice")
+        form.get_by_label("Attempts").fill(attempts)
+        form.get_by_label("Reason").fill(f"{attempts} are enough")
+        form.get_by_role("button", name="Save the rule").click()
+        expect(page.locator(".notice")).to_have_text("Saved.")
+    newest = page.locator("td.diff").first
+    expect(newest).to_have_text("max attempts − 4 + 7")
+    page.goto(f"{site.url}/ui/policies?type=invoice")
+    expect(page.locator("main")).to_contain_text("Rule invoices")
+
+
+def test_a_job_that_a_restart_interrupts_is_resumed(tmp_path: Path, open_context: OpenContext) -> None:
+    page = open_context(strict=False).new_page()
+    with DashboardSite(tmp_path, toml=TOML) as site:
+        kill_mail(site, 12)
+        sign_in(page, site)
+        page.goto(f"{site.url}/ui/dead-letters/plan?command=acknowledge&rate=0.5")
+        page.get_by_label("Reason").fill("seen")
+        page.get_by_role("button", name="Acknowledge 12").click()
+        page.wait_for_url("**/ui/jobs/*")
+        expect(page.locator("#done")).not_to_have_text("0")
+        port = site.port
+    with DashboardSite(tmp_path, toml=TOML, port=port) as site:
+        expect(page.locator("#stream")).to_have_text("live")  # the page has found the new process
+        expect(page.locator("#job .tag").first).to_have_text("interrupted")
+        page.get_by_role("button", name="Resume").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#job .tag").first).to_have_text("stopped")
+        page.get_by_role("link", name="Dead letters").first.click()
+        expect(page.locator("#groups")).to_contain_text("acknowledge")
+
+
+def test_nothing_of_another_tenant_is_visible(site: DashboardSite, open_context: OpenContext) -> None:
+    site.key("read", tenant="other")
+    (mine,) = kill_mail(site, 1)
+    (theirs,) = kill_mail(site, 1, tenant="other")
+    page, context = open_context(strict=False).new_page(), open_context(strict=False)
+    sign_in(page, site)
+    other = context.new_page()
+    sign_in(other, site, tenant="other")
+    for tab, own, foreign in ((page, mine, theirs), (other, theirs, mine)):
+        tab.goto(f"{site.url}/ui/notifications/{own}")
+        expect(tab.locator("h1")).to_contain_text("nobody0@example.org")
+        tab.goto(f"{site.url}/ui/notifications/{foreign}")
+        expect(tab.locator("h1")).to_have_text("Not found")
+        tab.goto(f"{site.url}/ui/find")
+        expect(tab.locator("tbody tr")).to_have_count(1)

