@@ -331,7 +331,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
-        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 10 * _MINUTE_MS)),
         bounce_failover=rng.choice(tuple(BounceFailover)),
     )
 
