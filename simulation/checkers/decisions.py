@@ -530,11 +530,11 @@ class PolicyChecker:
             if not free_allowed:
                 return ("9", f"moved at once to {to} under `failover_wait = {policy.failover_wait}`")
             return ("8", f"a move at once waits {settlement.delay_ms} ms") if settlement.delay_ms else None
+        if uncounts and free_allowed and settlement.delay_ms == 0:
+            return None  # at once, and the next attempt counts instead of this one
         fault = settlement.attempt.outcome is OutcomeKind.PROVIDER_FAULT
-        if uncounts and free_allowed:
-            return None if settlement.delay_ms == 0 else ("8", f"the move to {to} is not made at once")
         if fault or policy.failover_wait is FailoverWait.NONE:
-            return ("9", f"the move to {to} is not made at once")
+            return ("8" if uncounts else "9", f"the move to {to} is not made at once")
         if not bounds[0] <= settlement.delay_ms <= bounds[1]:
             return ("8", f"the next provider is due in {settlement.delay_ms} ms, not {bounds[0]}–{bounds[1]}")
         return None
