@@ -51,7 +51,6 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification, OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_chosen, check_order
@@ -232,9 +231,6 @@ class InvariantChecker:
             self._breakers[provider] = breaker
 
     # From the processes --------------------------------------------------------------------------
-
-    def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
-        self.policies.read(process, entries)
 
     def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
         def passes(shadow: ShadowState) -> None:
