@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aio_pika
+import aiormq
 from aio_pika import exceptions as amqp
+from aio_pika.abc import UnderlayConnection
+from aio_pika.tools import OneShotCallback
 from msgspec import Struct
 from yarl import URL
 
@@ -23,7 +26,7 @@ from homing.core.errors import ConfigError, HomingError
 from homing.net.secrets import Secret, read_secret
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractConnection
+    from aio_pika.abc import AbstractChannel
 
 CONNECT_TIMEOUT_MS = 5_000
 """Default limit for a connection to open, from the socket to AMQP's handshake."""
@@ -32,6 +35,9 @@ HEARTBEAT_S = 10
 """Default interval of heartbeats. A connection that is silent for three intervals is closed."""
 
 _CLOSE_S = 3.0
+
+_LAST_TURNS = 10
+"""Turns of the event loop in which the library's last tasks end, after it has closed a connection."""
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 
@@ -173,7 +179,7 @@ def _build_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContex
 class RabbitMqConnection:
     """One open connection. `lost` is set when it ends, for whatever reason."""
 
-    def __init__(self, server: RabbitMqServer, connection: AbstractConnection) -> None:
+    def __init__(self, server: RabbitMqServer, connection: _OwnedConnection) -> None:
         self._server = server
         self._connection = connection
         self.lost = asyncio.Event()
@@ -236,16 +242,47 @@ class RabbitMqConnection:
     async def close(self) -> None:
         """Closes the connection. Never raises, and never waits long for a broker that does not answer."""
         self.lost.set()
-        await _close_for_good(self._connection)
+        await self._connection.end()
+
+
+class _OwnedConnection(aio_pika.Connection):
+    """aio-pika's connection, which keeps hold of the connection below it from the start.
+
+    aio-pika knows that connection only once it is open. If the opening is cancelled or takes too long, it may
+    open all the same, and would then stay open, with its tasks and heartbeats, until the process ends.
+    """
+
+    _below: aiormq.Connection | None = None
+
+    async def connect(self, timeout: float | None = None) -> None:
+        """Opens the connection. The caller limits the time and calls `end`, whether this fails or not."""
+        self._below = below = aiormq.Connection(self.url, **self.kwargs)
+        await below.connect()
+        await below.ready()
+        ended = OneShotCallback(self._on_connection_close)
+        below.closing.add_done_callback(ended)
+        self.transport = UnderlayConnection(connection=below, close_callback=ended)
+        await self._on_connected()
+
+    async def end(self) -> None:
+        """Closes the connection, open or half open, and waits for its tasks. Never raises or waits long."""
+        await end_quietly(self.close())
+        if not self.is_closed:  # the broker did not answer; now there is nothing left to wait for
+            await end_quietly(self.close())
+        if self._below is not None:
+            await end_quietly(self._below.close())
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
 
 
 async def connect(server: RabbitMqServer) -> RabbitMqConnection:
     """Opens a connection. Raises `BrokerUnavailable` with a sentence that says what is wrong."""
-    connection = aio_pika.Connection(URL(server.url.reveal(), encoded=True), ssl_context=server.context)
+    connection = _OwnedConnection(URL(server.url.reveal(), encoded=True), ssl_context=server.context)
     try:
-        await within(server, connection.connect(timeout=server.connect_timeout_ms / 1000))
+        await within(server, connection.connect())
     except BaseException:
-        await _close_for_good(connection)
+        # In a task of its own: in a cancelled one, `end_quietly` would pass on cancellations by the library.
+        await asyncio.create_task(connection.end())
         raise
     return RabbitMqConnection(server, connection)
 
@@ -266,15 +303,6 @@ async def diagnose(server: RabbitMqServer, *, queue: str = "", exchange: str = "
         return found
     finally:
         await connection.close()
-
-
-async def _close_for_good(connection: AbstractConnection) -> None:
-    """Closes a connection. One that is not marked as closed would close itself when it is collected."""
-    await end_quietly(connection.close())
-    if (
-        not connection.is_closed
-    ):  # the broker did not answer; the second time, there is nothing left to wait for
-        await end_quietly(connection.close())
 
 
 async def within(server: RabbitMqServer, call: Awaitable[_T]) -> _T:
