@@ -11,7 +11,7 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aio_pika
@@ -22,6 +22,7 @@ from aio_pika.tools import OneShotCallback
 from msgspec import Struct
 from yarl import URL
 
+from homing.brokers.login import check_login
 from homing.core.errors import ConfigError, HomingError
 from homing.net.secrets import Secret, read_secret
 
@@ -88,24 +89,35 @@ class RabbitMqServer(Struct, frozen=True, kw_only=True):
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 
 
-def read_server(
-    url: str | Secret,
-    *,
-    username: str = "",
-    password: str | Secret = "",
-    auth: str = "plain",
-    ca_file: str = "",
-    cert_file: str = "",
-    key_file: str = "",
-    connection_name: str = "homing",
-    heartbeat_s: int = HEARTBEAT_S,
-    connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-) -> RabbitMqServer:
+class RabbitMqLogin(TypedDict, total=False):
+    """Settings of a connection besides its URL, the same for the provider, the sink and the bridge."""
+
+    username: str
+    password: str | Secret
+    auth: str
+    """`plain`, which is the default, or `external` for a login with the client certificate."""
+    ca_file: str
+    cert_file: str
+    key_file: str
+    connection_name: str
+    heartbeat_s: int
+    connect_timeout_ms: int
+
+
+def read_server(url: str | Secret, role: str = "", **login: Unpack[RabbitMqLogin]) -> RabbitMqServer:
     """Reads the settings of a connection.
 
     URL and password may be `env:NAME` or `file:PATH`. `username` and `password` take precedence over those in
-    the URL. Raises `ConfigError`, which never contains the URL, because it may contain the password.
+    the URL. The name of the connection is `homing` and the role unless it is given. Raises `ConfigError`,
+    which never contains the URL, because it may contain the password.
     """
+    check_login(login, RabbitMqLogin)
+    username, password = login.get("username", ""), login.get("password", "")
+    ca_file, cert_file = login.get("ca_file", ""), login.get("cert_file", "")
+    key_file, auth = login.get("key_file", ""), login.get("auth", "plain")
+    connection_name = login.get("connection_name", f"homing {role}".strip())
+    heartbeat_s = login.get("heartbeat_s", HEARTBEAT_S)
+    connect_timeout_ms = login.get("connect_timeout_ms", CONNECT_TIMEOUT_MS)
     given = read_secret("url", url).reveal().strip()
     try:
         parts = urlsplit(given)
@@ -134,13 +146,13 @@ def read_server(
     if auth == "external" and not cert_file:
         raise ConfigError("cert_file", "is missing; auth external logs in with a client certificate")
     user = username or unquote(user or "") or "guest"
-    login = read_secret("password", password).reveal() if password else unquote(parts.password or "guest")
+    secret = read_secret("password", password).reveal() if password else unquote(parts.password or "guest")
     vhost = unquote(parts.path[1:]) or "/"
     name = quote(connection_name[:_LONGEST_NAME], safe="")
     built = URL.build(
         scheme=parts.scheme,
         user=quote(user, safe=""),
-        password=quote(login, safe=""),
+        password=quote(secret, safe=""),
         host=host,
         port=port,
         path="/" + quote(vhost, safe=""),
