@@ -28,6 +28,7 @@ from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import Policies
 from homing.engine.operations.recipients import Recipients
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.templates import Templates
 from homing.engine.tenant_api import TenantApi
 from homing.library import Homing
@@ -201,6 +202,17 @@ class SyncPolicies(SyncPart[Policies]):
     remove = _waits(Policies.remove)
     set = _waits(Policies.set)
     try_refresh = _waits(Policies.try_refresh)
+
+
+class SyncSplits(SyncPart[SplitOverrides]):
+    """`Homing.splits` for code that is not async."""
+
+    check = _runs(SplitOverrides.check)
+    in_force = _waits(SplitOverrides.in_force)
+    list = _waits(SplitOverrides.list)
+    refresh = _waits(SplitOverrides.refresh)
+    reset = _waits(SplitOverrides.reset)
+    set = _waits(SplitOverrides.set)
 
 
 class SyncTenants(SyncPart[Tenants]):
@@ -402,6 +414,11 @@ class SyncHoming(SyncTenantApi[Homing]):
     def keys(self) -> SyncKeys:
         """Works like `Homing.keys`."""
         return SyncKeys(self._thread, lambda engine: engine.keys)
+
+    @property
+    def splits(self) -> SyncSplits:
+        """Works like `Homing.splits`."""
+        return SyncSplits(self._thread, lambda engine: engine.splits)
 
     @property
     def tenants(self) -> SyncTenants:

@@ -13,6 +13,7 @@ from homing.core.durations import format_duration
 from homing.core.notifications import Channel, Reason
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
+from homing.core.routing.splits import SplitOverrideView
 from homing.core.statistics import MinuteRollUp, WaitingGroup, lateness_quantile
 
 MINUTE = timedelta(minutes=1)
@@ -87,6 +88,9 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """False if more wait than were counted."""
     troubles: tuple[TroubledProvider, ...] = ()
     """Providers of the channel whose breaker is not closed, or is forced."""
+    split: SplitOverrideView | None = None
+    """Override of how first attempts are split between the channel's providers. None if the settings
+    decide."""
     last_hour: tuple[OverviewPoint, ...] = ()
     """One point per minute, oldest first, also for minutes without any notification."""
     last_day: tuple[OverviewPoint, ...] = ()
@@ -230,6 +234,7 @@ def build_channel(
     waiting: Sequence[WaitingGroup],
     complete: bool,
     troubles: Sequence[TroubledProvider],
+    split: SplitOverrideView | None = None,
 ) -> ChannelNow:
     """Builds the state of one channel from its sums of the last hour and day, and from what waits."""
     recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
@@ -246,6 +251,7 @@ def build_channel(
         oldest_at=min(since, default=None),
         complete=complete,
         troubles=tuple(troubles),
+        split=split,
         last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
         last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
     )

@@ -35,6 +35,7 @@ from homing.core.statistics import (
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.operations.providers import breaker_view
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.workers import count_live_workers
 from homing.engine.provider_roster import ProviderRoster
 
@@ -67,12 +68,14 @@ class OverviewOperations:
         backend: Backend,
         roster: ProviderRoster,
         breakers: Breakers,
+        splits: SplitOverrides,
         list_providers: Callable[[], Awaitable[tuple[ProviderView, ...]]],
     ) -> None:
         self._tenant = tenant
         self._backend = backend
         self._roster = roster
         self._breakers = breakers
+        self._splits = splits
         self._list_providers = list_providers
 
     async def overview(self) -> Overview:
@@ -85,6 +88,7 @@ class OverviewOperations:
         waiting = await backend.waiting_groups(tenant, limit=_COUNTED)
         tallies = await backend.tallies(tenant)
         live = await count_live_workers(backend)
+        splits = await self._splits.in_force()
         channels = tuple(
             build_channel(
                 channel,
@@ -94,6 +98,7 @@ class OverviewOperations:
                 waiting=[one for one in waiting.groups if one.channel is channel],
                 complete=waiting.complete,
                 troubles=self._troubles(channel),
+                split=splits.get(channel),
             )
             for channel in self._channels(quarters, waiting)
         )
