@@ -197,7 +197,8 @@ async def set_split(
 ) -> int:
     """Override the split of a channel for a time.
 
-    A reason is required. It applies to notifications accepted from now on, in every process within five seconds.
+    A reason is required. It applies to notifications accepted from now on, in every process within five
+    seconds.
     """
     over, given, duration = _parse_channel(channel), _parse_shares(shares), parse_delay(lasting, "--for")
     assert duration is not None, "the option is required"

@@ -41,13 +41,19 @@ class SplitOverrides:
     def __init__(self, backend: Backend, roster: ProviderRoster) -> None:
         self._backend = backend
         self._roster = roster
+        self._reads = 0
+        self._newest_read = 0
+        """Number of the latest read whose result is in force."""
 
     async def refresh(self) -> None:
         """Reads the overrides of all processes, and puts them in force. Raises `StoreError` if it cannot."""
-        found = await self._backend.list_entries(EVERY_TENANT, _KIND)
-        self._roster.overrides = {
-            Channel(entry.key): _decode(entry) for entry in found if entry.key in list(Channel)
-        }
+        self._reads += 1
+        number = self._reads
+        found = await self._backend.get_many(EVERY_TENANT, _KIND, [channel.value for channel in Channel])
+        if number < self._newest_read:
+            return  # a read that began later has already been put in force
+        self._newest_read = number
+        self._roster.overrides = {Channel(key): _decode(entry) for key, entry in found.items()}
 
     async def list(self) -> tuple[SplitView, ...]:
         """Returns the split of each channel that has several providers, as it is in force now."""
