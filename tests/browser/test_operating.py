@@ -176,6 +176,23 @@ def test_nothing_of_another_tenant_is_visible(site: DashboardSite, open_context:
         expect(tab.locator("tbody tr")).to_have_count(1)
 
 
+def test_the_last_outcomes_of_a_provider_are_listed_and_stay_open_while_figures_change(
+    site: DashboardSite, page: Page
+) -> None:
+    (dead,) = kill_mail(site, 1)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/providers")
+    outcomes = page.locator("#last-pigeon")
+    outcomes.locator("summary").click()
+    expect(outcomes.locator("tbody tr")).to_have_count(1)
+    expect(outcomes).to_contain_text("no such mailbox")
+    kill_mail(site, 2)
+    expect(outcomes.locator("tbody tr")).to_have_count(3)
+    expect(outcomes.locator("tbody tr").first).to_be_visible()
+    outcomes.get_by_role("link").last.click()
+    page.wait_for_url(f"**/ui/notifications/{dead}")
+
+
 def test_the_split_is_overridden_for_a_time_and_its_end_is_shown(site: DashboardSite, page: Page) -> None:
     sign_in(page, site)
     page.goto(f"{site.url}/ui/providers")

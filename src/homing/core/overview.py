@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.durations import format_duration
-from homing.core.notifications import Channel, Reason
+from homing.core.notifications import Channel, OutcomeKind, Reason
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
 from homing.core.routing.splits import SplitOverrideView
@@ -123,6 +123,20 @@ class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
     example_id: str
 
 
+class LastOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The result of one attempt at a provider."""
+
+    at: datetime
+    """When the attempt began."""
+    notification_id: str
+    attempt: int
+    """Number of the attempt of its notification."""
+    outcome: OutcomeKind
+    latency_ms: int
+    error_code: str | None = None
+    error: str | None = None
+
+
 class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a provider did for a tenant in the last hour."""
 
@@ -145,6 +159,8 @@ class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """Channel → percentage of the channel's attempts that were made at this provider."""
     waiting: int
     """Number of notifications that wait for their next attempt at this provider."""
+    last_outcomes: tuple[LastOutcome, ...]
+    """The last attempts at this provider, the latest first, among those of the newest 1,000 notifications."""
     last_hour: tuple[OverviewPoint, ...]
     """One point per minute, oldest first."""
 

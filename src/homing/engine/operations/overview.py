@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.notifications import Channel, Filter, Notification, Reason, Status
 from homing.core.overview import (
     MINUTE,
     FailingHost,
+    LastOutcome,
     Overview,
     ProviderNow,
     ProviderOverview,
@@ -23,6 +25,7 @@ from homing.core.overview import (
     give_verdict,
 )
 from homing.core.ports.stores import Backend
+from homing.core.redaction import redact
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
 from homing.core.statistics import (
@@ -56,6 +59,12 @@ _SCANNED = 2_000
 """Number of the newest notifications among which failing webhooks are looked for."""
 
 _MOST_HOSTS = 10
+
+_OUTCOMES = 10
+"""Number of last outcomes per provider."""
+
+_ATTEMPTED = 1_000
+"""Number of the newest notifications among whose attempts the last outcomes are looked for."""
 
 
 class OverviewOperations:
@@ -145,8 +154,10 @@ class OverviewOperations:
         of_channel = Counter[Channel]()
         for one in minutes:
             of_channel[one.channel] += one.attempts
+        last = await backend.last_attempts(tenant, per_provider=_OUTCOMES, scan=_ATTEMPTED)
         items = tuple(
-            _provider_now(view, now, minutes, of_channel, waiting) for view in await self._list_providers()
+            _provider_now(view, now, minutes, of_channel, waiting, last)
+            for view in await self._list_providers()
         )
         failing = await backend.list(
             tenant,
@@ -187,6 +198,7 @@ def _provider_now(
     minutes: Sequence[MinuteRollUp],
     of_channel: Mapping[Channel, int],
     waiting: WaitingGroups,
+    last: Sequence[tuple[str, AttemptRecord]],
 ) -> ProviderNow:
     mine = [one for one in minutes if one.provider == view.id]
     attempts = sum(one.attempts for one in mine)
@@ -211,6 +223,19 @@ def _provider_now(
             if number and channel in view.channels
         },
         waiting=sum(one.count for one in waiting.groups if one.provider == view.id),
+        last_outcomes=tuple(
+            LastOutcome(
+                at=moment(one.started_at),
+                notification_id=id,
+                attempt=one.number,
+                outcome=one.outcome,
+                latency_ms=one.latency_ms,
+                error_code=one.error_code,
+                error=None if one.error is None else redact(one.error),
+            )
+            for id, one in last
+            if one.provider == view.id
+        ),
         last_hour=build_points(mine, now=now, step=MINUTE, number=60),
     )
 
