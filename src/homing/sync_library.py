@@ -320,6 +320,8 @@ class SyncTenantApi(SyncPart[_Tenant]):
     dry_run = _waits(TenantApi.dry_run)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
+    batch = _waits(TenantApi.batch)
+    batches = _waits(TenantApi.batches)
     find = _waits(TenantApi.find)
     find_all = _iterates(TenantApi.find_all)
     find_hold = _waits(TenantApi.find_hold)

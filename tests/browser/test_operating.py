@@ -220,3 +220,21 @@ def test_the_split_is_overridden_for_a_time_and_its_end_is_shown(site: Dashboard
     expect(page.locator("#split-email")).to_have_count(0)
     page.goto(f"{site.url}/ui/audit")
     expect(page.locator("main")).to_contain_text("split.set")
+
+
+def test_a_batch_is_found_with_its_counts_and_notifications(site: DashboardSite, page: Page) -> None:
+    (dead,) = kill_mail(site, 1)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{dead}")
+    batch = page.locator("dt:has-text('Batch') + dd")
+    id = batch.inner_text()
+    batch.get_by_role("link").click()
+    expect(page.locator("h1")).to_have_text("Batch")
+    expect(page.locator("#batch .figures")).to_contain_text("failed")
+    expect(page.locator("#batch tbody tr")).to_have_count(1)
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("link", name="Batches").click()
+    expect(page.locator("tbody")).to_contain_text(id)
+    page.get_by_label("Batch id").fill(id)
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page).to_have_url(f"{site.url}/ui/batches/{id}")

@@ -37,6 +37,7 @@ from homing.core.retry.policy_views import (
 )
 from homing.core.routing.provider_views import Health, ProviderView, Tried
 from homing.core.routing.splits import SplitView
+from homing.core.search import BatchView
 from homing.core.send_request import SendRequest
 from homing.core.statistics import (
     AttemptStatistics,
@@ -234,6 +235,14 @@ class SyncCalls(SyncBase):
                 limit=limit,
             ),
         )
+
+    def list_batches(self) -> ItemList[BatchView]:
+        """List the batches of the newest 1,000 notifications, newest first, with counts by status."""
+        return self._request(ItemList[BatchView], "GET", "/api/v1/batches")
+
+    def get_batch(self, id: str) -> BatchView:
+        """Retrieve a batch: its notifications counted by status and channel, at most 5,000 of them."""
+        return self._request(BatchView, "GET", f"/api/v1/batches/{path_segment(id)}")
 
     def get_notification(self, id: str) -> Notification:
         """Retrieve a notification."""

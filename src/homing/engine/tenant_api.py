@@ -221,6 +221,8 @@ class TenantApi:
     overview = delegate(_overview, OverviewOperations.overview)
     waiting_histogram = delegate(_overview, OverviewOperations.waiting_histogram)
     provider_overview = delegate(_overview, OverviewOperations.provider_overview)
+    batch = delegate(_searches, SearchOperations.batch)
+    batches = delegate(_searches, SearchOperations.batches)
     find = delegate(_searches, SearchOperations.find)
     find_all = delegate(_searches, SearchOperations.find_all)
 
