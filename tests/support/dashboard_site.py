@@ -191,6 +191,7 @@ SCREENS = (
     ("policies", "policies"),
     ("templates", "templates"),
     ("inbox", "inbox"),
+    ("batches", "batches"),
     ("jobs", "jobs"),
     ("recipients", "recipients"),
     ("keys", "keys"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Channel, Filter, Notification, Recipient
+from homing.core.notifications import Channel, Filter, Notification, Recipient, Status
 from homing.core.plain_values import is_storable
 from homing.core.send_request import address_of
 
@@ -49,6 +52,34 @@ class SearchResult(Struct, frozen=True, kw_only=True, rename="camel"):
     The next page continues there."""
     compared_with: tuple[SearchKind, ...] = ()
     """What the text was compared with. Empty if there was no text."""
+
+
+class BatchView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The notifications that one request was fanned out into, counted by status."""
+
+    batch_id: str
+    accepted_at: datetime
+    total: int
+    """Number of notifications that were counted."""
+    statuses: dict[Status, int]
+    """Status → number of notifications, in the order of the life cycle. Statuses without any are missing."""
+    channels: dict[Channel, int]
+    """Channel → number of notifications."""
+    complete: bool
+    """False if the batch has more notifications than were counted."""
+
+
+def count_batch(batch_id: str, found: Sequence[Notification], *, complete: bool) -> BatchView:
+    """Counts the notifications of a batch, of which there is at least one."""
+    statuses, channels = Counter(one.status for one in found), Counter(one.channel for one in found)
+    return BatchView(
+        batch_id=batch_id,
+        accepted_at=min(one.created_at for one in found),
+        total=len(found),
+        statuses={status: statuses[status] for status in Status if status in statuses},
+        channels={channel: channels[channel] for channel in Channel if channel in channels},
+        complete=complete,
+    )
 
 
 def plan_search(text: str, chosen: Filter) -> dict[SearchKind, Filter]:

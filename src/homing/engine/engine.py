@@ -74,6 +74,7 @@ from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.queue_overview import QueueOverview, find_left_out, read_queue_overview
 from homing.engine.operations.reload_requests import ReloadRequests
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
@@ -172,6 +173,8 @@ class Engine(TenantApi):
             clock=parts.clock,
             random_source=parts.random_source,
         )
+        splits = SplitOverrides(parts.backend, parts.roster)
+        policies.read_along = splits.refresh
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         lost_commits = LostCommits(parts.backend, parts.clock, alerts, settings.upkeep.retention)
         self._lost_commits = lost_commits
@@ -270,6 +273,7 @@ class Engine(TenantApi):
             clock=parts.clock,
             random_source=parts.random_source,
             policies=policies,
+            splits=splits,
             breakers=breakers,
             intake=intake,
             upkeep=upkeep,
@@ -298,9 +302,12 @@ class Engine(TenantApi):
             settings.tenant,
             roster=parts.roster,
             breakers=breakers,
+            splits=splits,
             clock=parts.clock,
             random_source=parts.random_source,
         )
+        self.splits = splits
+        """How the first attempts of each channel are split between its providers, and the overrides."""
         self.bridges = Bridges(
             parts.bridges,
             intake=intake,

@@ -27,7 +27,7 @@ from homing.core.lifecycle.claims import (
 )
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
@@ -295,6 +295,15 @@ class Store(Protocol):
 
         The first step may begin earlier. Sums of single minutes are kept for 48 hours. If `tenant` is None,
         those of all tenants are returned.
+        """
+
+    async def last_attempts(
+        self, tenant: str, *, per_provider: int, scan: int
+    ) -> tuple[tuple[str, AttemptRecord], ...]:
+        """Returns the last attempts of each provider with the notifications' ids, the latest start first.
+
+        Reads the attempts of the tenant's newest `scan` notifications, and returns at most `per_provider`
+        of each provider.
         """
 
     async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:

@@ -160,6 +160,7 @@ async def _notification_part(visit: Visit, id: str) -> str:
         n=found.history.notification,
         verdict=found.verdict,
         next_step=found.next_step,
+        split=found.split,
         steps=build_steps(found.history),
     )
 

@@ -25,6 +25,7 @@ from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
 from homing.core.routing.delivery_modes import mode_of
 from homing.core.routing.failover import next_step
+from homing.core.routing.splits import override_view
 from homing.core.send_request import priority_of
 from homing.core.statistics import (
     AttemptStatistics,
@@ -105,13 +106,15 @@ class QueueOperations:
         """Explains a notification: which rule applies and why, what happened, and what happens next."""
         history = await self.history(id)
         await self._policies.refresh()
-        resolution = self._resolution(history.notification)
+        n = history.notification
+        resolution = self._resolution(n)
+        split = None if n.pinned else self._roster.override_of(n.channel, n.id)
         return Explanation(
             history=history,
             resolution=resolution,
             verdict=describe_progress(history),
-            next_step=self._next_step(history.notification, resolution.policy)
-            + await self._why_held_or_overdue(history.notification),
+            next_step=self._next_step(n, resolution.policy) + await self._why_held_or_overdue(n),
+            split=None if split is None else override_view(split),
         )
 
     async def find_hold(self, notification: Notification) -> BreakerHold | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+import msgspec
 from msgspec import Struct
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
@@ -25,8 +27,10 @@ from homing.core.statistics import (
 )
 from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
     CAUSE_FIELDS,
     Column,
+    StoredAttempt,
     count_fitting,
     decode_message,
     round_up_to_ms,
@@ -301,6 +305,17 @@ FROM (
 GROUP BY step_at, tenant, channel, provider ORDER BY step_at, tenant, channel, provider
 """  # noqa: S608
 
+LAST_ATTEMPTS = f"""
+WITH chosen AS MATERIALIZED (
+  SELECT m.seq, m.id FROM homing.messages AS m WHERE m.tenant = $1 ORDER BY m.id DESC LIMIT $3),
+numbered AS (
+  SELECT chosen.id, a.*,
+    row_number() OVER (PARTITION BY a.provider ORDER BY a.started_at DESC, a.seq DESC, a.change DESC) AS place
+  FROM chosen CROSS JOIN LATERAL (SELECT * FROM homing.attempts AS a WHERE a.seq = chosen.seq) AS a)
+SELECT id::text, {", ".join(ATTEMPT_FIELDS)} FROM numbered WHERE place <= $2
+ORDER BY started_at DESC, seq DESC, change DESC
+"""  # noqa: S608
+
 _GOALS = """
 SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
   SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
@@ -482,6 +497,14 @@ async def minute_roll_ups(
     first = first_minute(tx.now, since_ms, step_ms)
     found = await tx.rows(_MINUTES.format(whose=whose, step=2), first, step_ms, *parameters)
     return tuple(build_minute_roll_up(*columns) for columns in found)
+
+
+async def last_attempts(
+    tx: PostgresTransaction, tenant: str, per_provider: int, scan: int
+) -> tuple[tuple[str, AttemptRecord], ...]:
+    """Returns the last attempts of each provider, with the ids of their notifications."""
+    found = await tx.rows(LAST_ATTEMPTS, tenant, per_provider, scan)
+    return tuple((id, msgspec.convert(fields, StoredAttempt)) for id, *fields in found)
 
 
 async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:

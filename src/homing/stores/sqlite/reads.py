@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct, json
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.states import SUCCESSFUL
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
 from homing.core.statistics import (
@@ -26,8 +27,10 @@ from homing.core.statistics import (
 )
 from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
     CAUSE_FIELDS,
     Column,
+    StoredAttempt,
     StoredRow,
     count_fitting,
     decode_causes,
@@ -297,6 +300,19 @@ SELECT json_group_array(json_array(step_at, tenant, channel, provider, {", ".joi
   ORDER BY step_at, tenant, channel, provider)
 """  # noqa: S608
 
+_LAST_ATTEMPTS = f"""
+WITH chosen AS MATERIALIZED (
+  SELECT n.seq, n.id FROM homing_notifications AS n WHERE n.tenant = ?1 ORDER BY n.id DESC LIMIT ?3),
+numbered AS (
+  SELECT chosen.id, a.*,
+    row_number() OVER (PARTITION BY a.provider ORDER BY a.started_at DESC, a.seq DESC, a.change DESC) AS place
+  FROM chosen CROSS JOIN homing_attempts AS a ON a.seq = chosen.seq)
+SELECT json_group_array(json_array(id, json_array({", ".join(ATTEMPT_FIELDS)})))
+FROM (SELECT * FROM numbered WHERE place <= ?2 ORDER BY started_at DESC, seq DESC, change DESC)
+"""  # noqa: S608
+
+_decode_last = json.Decoder(list[tuple[str, StoredAttempt]]).decode
+
 _GOALS = """
 SELECT json_group_array(json_array(hour_at, tenant, mode, met, missed)) FROM (
   SELECT * FROM homing_goals
@@ -474,6 +490,13 @@ def minute_roll_ups(
     """Returns the sums of the steps that overlap the last `since_ms` milliseconds, the oldest first."""
     found = _decode_minutes(tx.one(_MINUTES, first_minute(tx.now, since_ms, step_ms), tenant, step_ms))
     return tuple(build_minute_roll_up(*columns) for columns in found)
+
+
+def last_attempts(
+    tx: SqliteTransaction, tenant: str, per_provider: int, scan: int
+) -> tuple[tuple[str, AttemptRecord], ...]:
+    """Returns the last attempts of each provider, with the ids of their notifications."""
+    return tuple(_decode_last(tx.one(_LAST_ATTEMPTS, tenant, per_provider, scan)))
 
 
 def goal_roll_ups(tx: SqliteTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:
