@@ -5,10 +5,10 @@
     python tools/mutations.py show --seed 1620
 
 A seed chooses the changes, at most one per function. Each is made in a copy of the project. Then the tests
-that run the changed lines follow, the most specific ones first, until one fails. If none does, the
-planted-bug worlds of the simulator run, and then simulations with fresh seeds. A test that fails is repeated
-without the change, and counts only if it passes there. CONTRIBUTING.md says what to do with a change that no
-test catches.
+that run the changed lines follow, the most specific ones first and the worlds of the planted bugs last, until
+one fails. If none does, and simulations run these lines, simulations with fresh seeds follow. A test that
+fails is repeated without the change, and counts only if it passes there. CONTRIBUTING.md says what to do with
+a change that no test catches.
 """
 
 from __future__ import annotations
@@ -30,11 +30,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from coverage.numbits import numbits_to_nums
 
 from mutation_operators import Mutation, find_mutations
+
+PRELOADED = (
+    "xdist.plugin",
+    "pytest_cov.plugin",
+    "pytest_asyncio.plugin",
+    "_hypothesis_pytestplugin",
+    "hypothesis",
+)
+PRELOADED += ("asyncpg", "msgspec", "uvloop", "cryptography.x509", "uvicorn", "starlette.applications")
+"""Modules that the tests need, imported once for all runs."""
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "mutations"
@@ -64,15 +77,21 @@ RECORDED = {
         "tests/conformance/test_sqlite_in_memory.py",
         "tests/conformance/test_postgres.py",
     ],
-    "integration": ["tests/integration"],
+    "integration": [
+        "tests/integration/test_[abe]*.py",
+        "tests/integration/test_migrations.py",
+        "tests/integration/test_po*.py",
+        "tests/integration/test_pr*.py",
+        "tests/integration/test_r[ae][fjlpt]*.py",
+        "tests/integration/test_row_columns.py",
+        "tests/integration/test_s[qty]*.py",
+    ],
+    "simulation": ["tests/simulation/test_planted_bugs.py", "-k", "without_a_bug"],
 }
-"""The tests whose lines are recorded, by the name of their recording."""
-NEEDS_OTHER_SERVERS = re.compile(
-    "kafka|redis|rabbitmq|mongo|smtp|moto|http2|twilio|socket|push|server_fixtures"
-)
+"""The tests whose lines are recorded, by the name of their recording. None needs a broker or a vendor.
 
-WORLDS = ["tests/simulation/test_planted_bugs.py", "-k", "without_a_bug"]
-CAMPAIGN = ["-m", "simulation", "--lifetimes", "4000", "--seed"]
+The last ones are the simulations in which bugs are planted, without these bugs.
+"""
 CHUNKS_S = (4.0, 15.0, 60.0)
 """Duration of the first groups of tests, in seconds. The last group has all others."""
 WAIT_LIMIT_S = 75.0
@@ -94,13 +113,13 @@ def record(suites: Sequence[str], jobs: str) -> int:
     """Runs the tests with coverage, and stores which test runs which line."""
     settings = BUILD / "coverage.ini"
     settings.write_text("[run]\nbranch = false\nsource = homing\nparallel = true\nconcurrency = thread\n")
+    options = ["-q", "-n", jobs, "--durations=0", "--durations-min=0.02"]
+    options += ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
     failed = 0
     for suite in suites:
         with (BUILD / f"{suite}.log").open("w") as log:
             failed |= subprocess.run(  # noqa: S603
-                [sys.executable, "-m", "pytest", "-q", "-n", jobs, "--cov", f"--cov-config={settings}"]
-                + ["--cov-context=test", "--cov-report=", "--durations=0", "--durations-min=0.02"]
-                + RECORDED[suite],
+                [sys.executable, "-m", "pytest", *options, *_arguments(suite)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -108,6 +127,15 @@ def record(suites: Sequence[str], jobs: str) -> int:
                 env=os.environ | {"COVERAGE_FILE": str(BUILD / f"coverage.{suite}")},
             ).returncode
     return failed
+
+
+def _arguments(suite: str) -> list[str]:
+    """Returns the arguments of pytest for a suite, with its patterns replaced by paths."""
+    return [
+        argument
+        for pattern in RECORDED[suite]
+        for argument in ([str(path) for path in sorted(ROOT.glob(pattern))] or [pattern])
+    ]
 
 
 class RecordedTests:
@@ -135,7 +163,7 @@ class RecordedTests:
         with sqlite3.connect(database) as connection:
             for context, path, bits in connection.execute(query + " JOIN file ON file.id = file_id"):
                 test = context.rpartition("|")[0]
-                if not test or test in failing or NEEDS_OTHER_SERVERS.search(test.partition("::")[0]):
+                if not test or test in failing:
                     continue
                 name = path[path.index("src/homing/") :]
                 numbers = numbits_to_nums(bits)
@@ -214,6 +242,8 @@ def run(seed: int, count: int, part: str, only: str, minutes: float) -> None:
     known = set(_verdicts(results))
     recorded = RecordedTests()
     end = time.monotonic() + minutes * 60
+    for module in PRELOADED:
+        import_module(module)
     with _postgres(), Workshop() as workshop:
         for index, mutation in enumerate(choose(seed, count)):
             if index % parts != number - 1 or mutation.key in known or not re.search(only, mutation.path):
@@ -252,80 +282,93 @@ class Workshop:
         source = file.read_bytes()
         self._write(file, mutation.apply(source))
         try:
-            caught_by, ran = self._hunt(mutation, tests, recorded)
+            caught_by, ran = self._hunt(tests, recorded, mutation.key)
         finally:
             self._write(file, source)
         return Verdict(mutation.key, caught_by, ran, round(time.monotonic() - began, 1))
 
-    def _hunt(self, mutation: Mutation, tests: list[str], recorded: RecordedTests) -> tuple[str, int]:
+    def _hunt(self, tests: list[str], recorded: RecordedTests, key: str) -> tuple[str, int]:
         ran = 0
         for group in recorded.groups(tests):
             left = group
             while left:
                 ran += len(left)
-                limit = WAIT_LIMIT_S + 4 * recorded.seconds(left)
-                failed = self._pytest(
-                    "changed", sorted({test.partition("::")[0] for test in left}), left, limit
-                )
+                failed = self._pytest("changed", left, WAIT_LIMIT_S + 4 * recorded.seconds(left))
                 if not failed:
                     break
                 if failed not in left:  # the run did not end, or a module cannot be imported
+                    assert "exit code" not in failed or self._pytest("unchanged", left, 900.0) == ""
                     return failed, ran
-                if not self._pytest("unchanged", [failed.partition("::")[0]], [failed], 2 * WAIT_LIMIT_S):
+                if not self._pytest("unchanged", [failed], 2 * WAIT_LIMIT_S):
                     return failed, ran
                 left = left[left.index(failed) + 1 :]  # this test fails now and then
-        if "/postgres/" in mutation.path:
-            return "", ran
-        if failed := self._pytest("changed", WORLDS, None, 300.0):
-            return failed, ran
-        seed = str(random.Random(mutation.key).randrange(10**6))
-        return self._campaign(seed), ran
+        if not any(test.startswith("tests/simulation/") for test in tests):
+            return "", ran  # simulations do not run these lines
+        return self._campaign(str(random.Random(key).randrange(10**6))), ran
 
     def _campaign(self, seed: str) -> str:
-        code, _ = self._run("changed", [*CAMPAIGN, seed], None, 240.0)
-        return f"simulation --seed {seed}" if code else ""
+        folder = self._folder / "changed"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(folder / "src"), str(folder)))}
+        command = [sys.executable, "-m", "simulation", "--lifetimes", "4000", "--seed", seed]
+        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)  # noqa: S603
+        return f"simulation --seed {seed}" if ran.returncode else ""
 
-    def _pytest(self, copy: str, arguments: list[str], tests: list[str] | None, limit: float) -> str:
+    def _pytest(self, copy: str, tests: Sequence[str], limit_s: float) -> str:
         """Returns the first test that fails, or another reason if pytest does not get that far."""
-        options = ["-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", "-p", "mutation_selection"]
-        code, output = self._run(copy, ["-m", "pytest", *options, *arguments], tests, limit)
-        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-        if code == 0:
-            return ""
-        return found.group(1) if found else f"pytest: {'no end' if code is None else f'exit code {code}'}"
-
-    def _run(
-        self, copy: str, arguments: list[str], tests: list[str] | None, limit: float
-    ) -> tuple[int | None, str]:
-        """Runs a Python program in a copy. The exit code is None if it did not end in time."""
-        folder = self._folder / copy
-        selected = self._folder / "selected.json"
+        selected, output = self._folder / "selected.json", self._folder / "output"
         selected.write_text(json.dumps(tests))
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(folder / name) for name in ("src", ".", "tools")),
-            "MUTATION_TESTS": str(selected),
-        }
-        with subprocess.Popen(  # noqa: S603
-            [sys.executable, *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return None, ""
-            return process.returncode, output
+        files = sorted({test.partition("::")[0] for test in tests})
+        child = os.fork()  # a new interpreter would import pytest again, which takes longer than most tests
+        if child == 0:
+            _become_pytest(self._folder / copy, files, selected, output)
+        code = _wait_for(child, limit_s)
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return ""
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read_text(), re.MULTILINE)
+        return found.group(1) if found else f"pytest: {'no end' if code is None else f'exit code {code}'}"
 
     @staticmethod
     def _write(file: Path, source: bytes) -> None:
         file.write_bytes(source)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()  # it would be used if both versions had the same size and second
+
+
+def _become_pytest(folder: Path, files: list[str], selected: Path, output: Path) -> NoReturn:
+    """Runs pytest in a copy of the project, and ends this process."""
+    code = 3
+    try:
+        os.setsid()
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.chdir(folder)
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] in ("homing", "support", "tests")
+        ]:
+            del sys.modules[name]
+        paths = [str(folder / name) for name in ("src", ".", "tools")]
+        sys.path[:] = paths + [path for path in sys.path if not path.startswith(str(ROOT / "t"))]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "MUTATION_TESTS": str(selected)}
+        options = ["-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", "-p", "mutation_selection"]
+        ignored = "ignore::pytest.PytestAssertRewriteWarning"
+        code = int(pytest.main([*options, "-W", ignored, *files]))
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def _wait_for(child: int, limit_s: float) -> int | None:
+    """Returns the exit code of a process, or None if it had to be killed after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 @contextmanager
