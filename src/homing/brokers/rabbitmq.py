@@ -257,6 +257,12 @@ class RabbitMqConnection:
         await self._connection.end()
 
 
+class _FramedConnection(aiormq.Connection):
+    """aiormq's connection with room for more frames that wait to be written, so that publishes rarely wait."""
+
+    FRAME_BUFFER_SIZE = 1_024
+
+
 class _OwnedConnection(aio_pika.Connection):
     """aio-pika's connection, which keeps hold of the connection below it from the start.
 
@@ -268,7 +274,7 @@ class _OwnedConnection(aio_pika.Connection):
 
     async def connect(self, timeout: float | None = None) -> None:
         """Opens the connection. The caller limits the time and calls `end`, whether this fails or not."""
-        self._below = below = aiormq.Connection(self.url, **self.kwargs)
+        self._below = below = _FramedConnection(self.url, **self.kwargs)
         await below.connect()
         await below.ready()
         ended = OneShotCallback(self._on_connection_close)
