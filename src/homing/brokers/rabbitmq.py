@@ -258,7 +258,7 @@ class RabbitMqConnection:
 
 
 class _FramedConnection(aiormq.Connection):
-    """aiormq's connection with room for more frames that wait to be written, so that publishes rarely wait."""
+    """A connection in which more frames may wait to be written, so that publishes rarely wait."""
 
     FRAME_BUFFER_SIZE = 1_024
 
