@@ -24,6 +24,7 @@ from homing.brokers.rabbitmq import (
     RabbitMqLogin,
     connect,
     describe_refusal,
+    diagnose,
     end_quietly,
     read_server,
     reply_code,
@@ -194,6 +195,13 @@ class RabbitMqBridge:
         self._check_consumer()
         assert self._connection is not None
         await self._connection.check_queue(self._queue)
+
+    async def diagnose(self) -> str:
+        """Connects, and describes the server and the queues. Raises an error if a queue is missing.
+
+        A bridge that declares its queues needs none of them beforehand.
+        """
+        return await diagnose(self._server, queues=() if self._declare else self._queues)
 
     def _check_consumer(self) -> None:
         """Raises `ConsumerLost` if no message can arrive any more."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -257,6 +257,12 @@ class RabbitMqConnection:
         await self._connection.end()
 
 
+class _FramedConnection(aiormq.Connection):
+    """A connection in which more frames may wait to be written, so that publishes rarely wait."""
+
+    FRAME_BUFFER_SIZE = 1_024
+
+
 class _OwnedConnection(aio_pika.Connection):
     """aio-pika's connection, which keeps hold of the connection below it from the start.
 
@@ -268,7 +274,7 @@ class _OwnedConnection(aio_pika.Connection):
 
     async def connect(self, timeout: float | None = None) -> None:
         """Opens the connection. The caller limits the time and calls `end`, whether this fails or not."""
-        self._below = below = aiormq.Connection(self.url, **self.kwargs)
+        self._below = below = _FramedConnection(self.url, **self.kwargs)
         await below.connect()
         await below.ready()
         ended = OneShotCallback(self._on_connection_close)
@@ -299,20 +305,21 @@ async def connect(server: RabbitMqServer) -> RabbitMqConnection:
     return RabbitMqConnection(server, connection)
 
 
-async def diagnose(server: RabbitMqServer, *, queue: str = "", exchange: str = "") -> str:
-    """Connects, checks that the queue or exchange exists, disconnects, and describes the server.
+async def diagnose(server: RabbitMqServer, *, queues: Sequence[str] = (), exchange: str = "") -> str:
+    """Connects, checks that the queues and the exchange exist, disconnects, and describes the server.
 
     Raises `BrokerUnavailable` or `NotThere` with a sentence that says what is wrong.
     """
     connection = await connect(server)
     try:
-        if queue:
+        for queue in queues:
             await connection.check_queue(queue)
         await connection.check_exchange(exchange)
         found = f"{connection.product} at {server.place}, {'with' if server.encrypted else 'without'} TLS"
-        if name := queue or exchange:
-            found += f"; the {'queue' if queue else 'exchange'} {name!r} exists"
-        return found
+        if queues:
+            names, exist = ", ".join(map(repr, queues)), "exist" if queues[1:] else "exists"
+            found += f"; the queue{'s' if queues[1:] else ''} {names} {exist}"
+        return found + (f"; the exchange {exchange!r} exists" if exchange else "")
     finally:
         await connection.close()
 

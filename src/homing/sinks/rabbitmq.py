@@ -65,7 +65,8 @@ class RabbitMqSink:
 
     async def diagnose(self) -> str:
         """Connects, and describes the server and the exchange or queue. Raises an error if one is missing."""
-        return await diagnose(self._server, queue=self._queue, exchange=self._exchange)
+        queues = [self._queue] if self._queue else []
+        return await diagnose(self._server, queues=queues, exchange=self._exchange)
 
     async def close(self) -> None:
         """Disconnects."""
