@@ -43,13 +43,9 @@ from coverage.numbits import numbits_to_nums
 from mutation_operators import Mutation, find_mutations
 
 PRELOADED = (
-    "xdist.plugin",
-    "pytest_cov.plugin",
-    "pytest_asyncio.plugin",
-    "_hypothesis_pytestplugin",
-    "hypothesis",
+    *("xdist.plugin", "pytest_cov.plugin", "pytest_asyncio.plugin", "hypothesis", "asyncpg", "msgspec"),
+    *("uvloop", "cryptography.x509", "uvicorn", "starlette.applications"),
 )
-PRELOADED += ("asyncpg", "msgspec", "uvloop", "cryptography.x509", "uvicorn", "starlette.applications")
 """Modules that the tests need, imported once for all runs."""
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,14 +103,7 @@ def main() -> int:
     if arguments.command == "record":
         return record(arguments.suites or list(RECORDED), arguments.jobs)
     if arguments.command == "run":
-        run(
-            arguments.seed,
-            arguments.count,
-            arguments.part,
-            arguments.only,
-            arguments.minutes,
-            arguments.most_s,
-        )
+        run(arguments)
     show(arguments.seed, arguments.count)
     return 0
 
