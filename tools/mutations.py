@@ -7,14 +7,15 @@
 A seed chooses the changes, at most one per function. Each is made in a copy of the project. Then the tests
 that run the changed lines follow, the most specific ones first and the worlds of the planted bugs last, until
 one fails. If none does, and simulations run these lines, simulations with fresh seeds follow. A test that
-fails is repeated without the change, and counts only if it passes there. CONTRIBUTING.md says what to do with
-a change that no test catches.
+fails and has real I/O is repeated without the change, and counts only if it passes there. CONTRIBUTING.md
+says what to do with a change that no test catches.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -25,12 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,13 +43,9 @@ from coverage.numbits import numbits_to_nums
 from mutation_operators import Mutation, find_mutations
 
 PRELOADED = (
-    "xdist.plugin",
-    "pytest_cov.plugin",
-    "pytest_asyncio.plugin",
-    "_hypothesis_pytestplugin",
-    "hypothesis",
+    *("xdist.plugin", "pytest_cov.plugin", "pytest_asyncio.plugin", "hypothesis", "asyncpg", "msgspec"),
+    *("uvloop", "cryptography.x509", "uvicorn", "starlette.applications"),
 )
-PRELOADED += ("asyncpg", "msgspec", "uvloop", "cryptography.x509", "uvicorn", "starlette.applications")
 """Modules that the tests need, imported once for all runs."""
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,7 +103,7 @@ def main() -> int:
     if arguments.command == "record":
         return record(arguments.suites or list(RECORDED), arguments.jobs)
     if arguments.command == "run":
-        run(arguments.seed, arguments.count, arguments.part, arguments.only, arguments.minutes)
+        run(arguments)
     show(arguments.seed, arguments.count)
     return 0
 
@@ -177,8 +176,16 @@ class RecordedTests:
         lines = [(mutation.path, line) for line in mutation.lines]
         if mutation.constant:
             lines += _lines_with(mutation.constant, ROOT / mutation.path)
-        tests = {test for line in lines for test in self._by_line.get(line, ())}
-        return sorted(tests or self._by_file[mutation.path], key=lambda test: (self._breadth[test], test))
+        tests = {test for line in lines for test in self._by_line.get(line, ())} or self._by_file[
+            mutation.path
+        ]
+        once = {test.replace("[uvloop", "[asyncio"): test for test in sorted(tests)}  # on one event loop
+        return sorted(once.values(), key=lambda test: (self._breadth[test], test))
+
+    def within(self, tests: Sequence[str], most_s: float) -> list[str]:
+        """Returns the first of these tests, as many as take `most_s` seconds together."""
+        ends = accumulate(self.seconds([test]) for test in tests)
+        return [test for test, end in zip(tests, ends, strict=True) if end <= most_s]
 
     def groups(self, tests: Sequence[str]) -> list[list[str]]:
         """Splits tests into groups that take longer and longer."""
@@ -235,22 +242,48 @@ class Verdict:
     seconds: float
 
 
-def run(seed: int, count: int, part: str, only: str, minutes: float) -> None:
-    """Tries the changes that have no verdict yet."""
-    number, parts = (int(text) for text in part.split("/"))
-    results = BUILD / f"results-{seed}.jsonl"
-    known = set(_verdicts(results))
+def run(arguments: argparse.Namespace) -> None:
+    """Tries the changes that have no verdict yet, in several processes."""
+    number, parts = (int(text) for text in arguments.part.split("/"))
+    results = BUILD / f"results-{arguments.seed}.jsonl"
+    known = _verdicts(results)
+    todo = [
+        (index, mutation)
+        for index, mutation in enumerate(choose(arguments.seed, arguments.count))
+        if index % parts == number - 1
+        and mutation.key not in known
+        and re.search(arguments.only, mutation.path)
+    ]
     recorded = RecordedTests()
-    end = time.monotonic() + minutes * 60
     for module in PRELOADED:
         import_module(module)
-    with _postgres(), Workshop() as workshop:
-        for index, mutation in enumerate(choose(seed, count)):
-            if index % parts != number - 1 or mutation.key in known or not re.search(only, mutation.path):
-                continue
+    end = time.monotonic() + arguments.minutes * 60
+    with _postgres():
+        children = []
+        for job in range(arguments.jobs):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    _try_all(todo[job :: arguments.jobs], recorded, results, arguments.most_s, end)
+                    code = 0
+                except Exception:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _try_all(
+    todo: Sequence[tuple[int, Mutation]], recorded: RecordedTests, results: Path, most_s: float, end: float
+) -> None:
+    with Workshop() as workshop:
+        for index, mutation in todo:
             if time.monotonic() > end:
                 return
-            verdict = workshop.judge(mutation, recorded)
+            verdict = workshop.judge(mutation, recorded, most_s)
             with results.open("a") as file:
                 file.write(json.dumps(vars(verdict)) + "\n")
             print(_row(index, mutation, verdict), flush=True)
@@ -274,10 +307,10 @@ class Workshop:
     def __exit__(self, *exception: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def judge(self, mutation: Mutation, recorded: RecordedTests) -> Verdict:
+    def judge(self, mutation: Mutation, recorded: RecordedTests, most_s: float) -> Verdict:
         """Makes the change and runs tests until one fails."""
         began = time.monotonic()
-        tests = recorded.of(mutation)
+        tests = recorded.within(recorded.of(mutation), most_s)
         file = self._folder / "changed" / mutation.path
         source = file.read_bytes()
         self._write(file, mutation.apply(source))
@@ -299,7 +332,7 @@ class Workshop:
                 if failed not in left:  # the run did not end, or a module cannot be imported
                     assert "exit code" not in failed or self._pytest("unchanged", left, 900.0) == ""
                     return failed, ran
-                if not self._pytest("unchanged", [failed], 2 * WAIT_LIMIT_S):
+                if not _has_real_io(failed) or not self._pytest("unchanged", [failed], 2 * WAIT_LIMIT_S):
                     return failed, ran
                 left = left[left.index(failed) + 1 :]  # this test fails now and then
         if not any(test.startswith("tests/simulation/") for test in tests):
@@ -332,6 +365,13 @@ class Workshop:
         file.write_bytes(source)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()  # it would be used if both versions had the same size and second
+
+
+def _has_real_io(test: str) -> bool:
+    """True if a test may fail by chance. Others run in virtual time, or without waiting for anything."""
+    return test.startswith(("tests/integration", "tests/conformance")) or bool(
+        re.search("uvloop|asyncio", test)
+    )
 
 
 def _become_pytest(folder: Path, files: list[str], selected: Path, output: Path) -> NoReturn:
@@ -421,7 +461,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--count", type=int, default=100, help="number of changes (default 100)")
         if name == "run":
             command.add_argument("--part", default="1/1", help="2/3 tries the second of three parts")
+            command.add_argument("--jobs", type=int, default=3, help="processes (default 3)")
             command.add_argument("--only", default="", help="try changes in files that match this pattern")
+            command.add_argument(
+                "--most-s",
+                type=float,
+                default=math.inf,
+                help="run no more tests per change than take this long",
+            )
             command.add_argument("--minutes", type=float, default=600.0, help="begin no change after that")
     return parser
 
