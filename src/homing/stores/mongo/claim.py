@@ -13,13 +13,14 @@ from typing import Any
 from pymongo import UpdateOne
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.notifications import Message
 from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.codec import encode
-from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.documents import Document, queue_key, read_queue_key
 from homing.stores.mongo.leases import lease_rows
 from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
-from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane. The least recently served go first."""
@@ -38,28 +39,55 @@ class ClaimPlan:
     """The rows that a claim has chosen, and what follows for the turns of their queues."""
 
     def __init__(
-        self, share: FairShare | None, due: Sequence[DueRow], unlisted: Collection[str] = ()
+        self, now: int, share: FairShare | None, due: Sequence[DueRow], unlisted: Collection[str] = ()
     ) -> None:
+        self.now = now
         self.share = share
-        self.due = due
+        self.due_times = {id: due_at for due_at, id, _ in due}
+        """Due time by id, in the order of the claim."""
         self.unlisted = frozenset(unlisted)
+        self.next_due_at: int | None = None
+        """When the next row becomes due that this claim could have taken."""
+        self.documents: dict[str, Document] = {}
+        self.messages: dict[str, Message] = {}
 
 
-async def plan(
-    db: SessionDatabase, now: int, request: ClaimRequest, turns: TenantTurns, waiting: WaitingQueues
-) -> ClaimPlan:
-    """Chooses the rows to lease, within the capacity in the request. It writes nothing."""
-    capacity = ClaimCapacity(request)
+async def plan(tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns) -> ClaimPlan:
+    """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
+
+    `tx` has no transaction, so that none is open meanwhile. The one that leases compares the rows.
+    """
+    chosen = await _choose_rows(tx, request, turns)
+    if ids := list(chosen.due_times):
+        found, chosen.messages = await both(
+            tx.db.find(NOTIFICATIONS, _still_due(ids, tx.now)), messages_of(tx, ids)
+        )
+        chosen.documents = {one["_id"]: one for one in found}
+    return chosen
+
+
+async def _choose_rows(tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns) -> ClaimPlan:
+    capacity, now = ClaimCapacity(request), tx.now
     if request.ids is not None:
-        return ClaimPlan(None, await _choose(db, now, request, capacity, request.ids))
+        return ClaimPlan(now, None, await _choose(tx.db, now, request, capacity, request.ids))
+    waiting = await waiting_queues(tx.db, request)
     due, unlisted = _due_queues(waiting, now, request)
     if not due:
-        return ClaimPlan(None, (), unlisted)
-    serial, served = await _read_turns(db, due)
+        chosen = ClaimPlan(now, None, (), unlisted)
+        chosen.next_due_at = next_due_at(waiting, now, request)
+        return chosen
+    serial, served = await _read_turns(tx.db, due)
     found = [DueQueue(*read_queue_key(key), served.get(key, 0)) for key in due]
-    queues = await _limit_lanes(db, [queue for queue in found if capacity.is_open(queue)])
+    queues = await _limit_lanes(tx.db, [queue for queue in found if capacity.is_open(queue)])
     share = FairShare(capacity, queues, turns, serial)
-    return ClaimPlan(share, await _run(db, now, share), unlisted)
+    chosen = ClaimPlan(now, share, await _run(tx.db, now, share), unlisted)
+    if not chosen.due_times:
+        chosen.next_due_at = next_due_at(waiting, now, request)
+    return chosen
+
+
+def _still_due(ids: Sequence[str], now: int) -> Document:
+    return {"_id": {"$in": list(ids)}, "due_at": {"$lte": now}}
 
 
 async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQueues:
@@ -76,10 +104,23 @@ async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQ
 
 
 async def claim(
-    tx: MongoTransaction, chosen: ClaimPlan, request: ClaimRequest, leased: list[SeqAndRow]
+    tx: MongoTransaction,
+    chosen: ClaimPlan,
+    request: ClaimRequest,
+    leased: list[Document],
+    *,
+    read_again: bool,
 ) -> ClaimBatch:
-    """Leases the chosen rows, in a transaction. `leased` is filled with the leased rows."""
-    claims = await lease_rows(tx, chosen.due, [id for _, id, *_ in chosen.due], request, leased)
+    """Leases the chosen rows, in a transaction. `leased` is filled with the documents of the leased rows.
+
+    Unless `read_again`, it raises `OutdatedRows` if one of them has changed since it was chosen. Otherwise
+    it leases those that are still due.
+    """
+    documents = chosen.documents
+    if read_again:
+        found = await tx.db.find(NOTIFICATIONS, _still_due(list(documents), tx.now))
+        documents = {one["_id"]: one for one in found}
+    claims = await lease_rows(tx, chosen.due_times, documents, chosen.messages, request, leased)
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=None, unlisted=chosen.unlisted)
 
 
