@@ -27,11 +27,12 @@ from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, Runner, SessionDatabase
+from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, Runner, SessionDatabase, both
 
 log = logging.getLogger("homing.store")
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 Action = Callable[[MongoTransaction], Awaitable[R]]
 
@@ -205,11 +206,19 @@ class MongoConnection:
         except Exception as error:
             raise translate(error, self.where) from error
 
-    async def look_now(self, action: Action[R]) -> R:
-        """Runs an action that only reads, outside of a transaction, but at the time of the store's clock."""
+    async def look_now(
+        self,
+        beside: Callable[[SessionDatabase], Awaitable[T]],
+        action: Callable[[MongoTransaction, T], Awaitable[R]],
+    ) -> R:
+        """Runs an action that only reads, outside of a transaction, but at the time of the store's clock.
+
+        `beside` reads what the action needs, while the time is read.
+        """
+        db = SessionDatabase(self.database)
         try:
             with pymongo.timeout(_CALL_TIMEOUT_S):
-                return await action(await self._begin(SessionDatabase(self.database)))
+                return await action(*await both(self._begin(db), beside(db)))
         except Exception as error:
             raise translate(error, self.where) from error
 

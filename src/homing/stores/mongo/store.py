@@ -50,9 +50,6 @@ from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
 
-_MAX_CLAIM_ROUNDS = 5
-"""Number of times that a claim chooses rows, if other workers lease all of them meanwhile."""
-
 
 class MongoStore(TransactionalStore):
     """A `Backend` in one database of a MongoDB replica set or sharded cluster.
@@ -122,33 +119,32 @@ class MongoStore(TransactionalStore):
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        for _ in range(_MAX_CLAIM_ROUNDS):
-            chosen = await self._connection.look_now(lambda tx: claim.plan(tx, request, self._turns))
-            if not chosen.due_times:
-                break
-            batch = await self._lease(chosen, request)
-            if batch.claims or request.ids is not None:
-                return await self._end_claim(batch, chosen, request)
-            # Other workers have leased all of the chosen rows meanwhile, and there may be more.
-        return ClaimBatch(claims=(), now=chosen.now, next_due_at=chosen.next_due_at, unlisted=chosen.unlisted)
-
-    async def _lease(self, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
+        chosen = await self._choose(request)
+        if not chosen.due_times:
+            return chosen.empty_batch()
         leased: list[Document] = []
-        read_again = False
+        repeats = False
 
         async def lease(tx: MongoTransaction) -> ClaimBatch:
-            nonlocal read_again
-            first, read_again = not read_again, True
-            leased.clear()
-            return await claim.claim(tx, chosen, request, leased, read_again=not first)
+            nonlocal chosen, repeats
+            if repeats:  # another worker has leased one of the rows meanwhile
+                chosen = await self._choose(request)
+            repeats = True
+            return await claim.claim(tx, chosen, request, leased)
 
         batch = await self._write(lease)
         self._leased_documents.keep(leased)
-        return batch
+        return await self._end_claim(batch, chosen, request)
+
+    async def _choose(self, request: ClaimRequest) -> ClaimPlan:
+        return await self._connection.look_now(
+            lambda db: claim.read_queues(db, request),
+            lambda tx, found: claim.plan(tx, request, self._turns, found),
+        )
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
         """Writes the turns, and completes the batch with the time of the next due row."""
-        if chosen.share is None:
+        if chosen.share is None or not batch.claims:
             return batch
         database = SessionDatabase(self._connection.database)
         self._turns.record(chosen.share.taken())
