@@ -118,7 +118,7 @@ class Scheduler:
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             self.postgres = stack.enter_context(PrivatePostgres())
-            self.broker = self._given or stack.enter_context(PrivateRabbitMQ())
+            self.broker = self._given or stack.enter_context(PrivateRabbitMQ(PATIENCE_S))
             async with rabbit_queues(self.broker.url) as queues:
                 await queues.declare(RETRY, QUARANTINE, ORDERS, REVIEW, survive_kill=True)
             env = {
