@@ -42,6 +42,7 @@ from support.retry_messages import read_retry, write_retry
 from support.retry_scheduler import RetryScheduler
 
 PATIENCE_S = 150.0
+_END_S = 600.0
 BASE_MS, JITTER_MS = 2_000, 1_000
 """The default delay of the first retry, and the most that is added to it."""
 RETRY, ORDERS, REVIEW = "retry.scheduled", "orders", "manual-review.pending"
@@ -384,6 +385,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     replacements: int = 3
     rate: float = 20.0
     base_ms: int = BASE_MS
+    limit_s: float = 3_000.0
+    """Time after which no further fault begins. The report says how many there were."""
 
 
 async def run_faults(
@@ -405,6 +408,8 @@ async def run_faults(
     ]
     async with run.running():
         for place, (name, cause) in enumerate(faults):
+            if time.monotonic() - began > plan.limit_s:
+                break
             publishing = asyncio.create_task(run.publish(plan.rate, 1.0))
             await asyncio.sleep(0.3)
             await cause()
@@ -430,18 +435,18 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=100)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="order of the faults, and which process they hit")
-    parser.add_argument("--limit-s", type=float, default=3_000, help="the run fails after this time")
+    parser.add_argument("--limit-s", type=float, default=3_000, help="faults: none begins after this time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="homing-rabbitmq-run-") as folder:
         if arguments.part == "faults":
-            plan = Plan(restarts=arguments.restarts, kills=arguments.kills)
+            plan = Plan(restarts=arguments.restarts, kills=arguments.kills, limit_s=arguments.limit_s)
             made = run_faults(Path(folder), plan, arguments.seed, progress=True)
         elif arguments.part == "restart":
             made = run_load(Path(folder), ((50, 60),), restart_after_s=20)
         else:
             made = run_load(Path(folder), ((50, 60), (200, 15)))
         logging.disable()  # the library logs every broken connection
-        report = asyncio.run(asyncio.wait_for(made, arguments.limit_s))
+        report = asyncio.run(asyncio.wait_for(made, arguments.limit_s + _END_S))
     print(f"\nseed {arguments.seed}")
     for name, value in asdict(report).items():
         print(f"{name}: {value}")
