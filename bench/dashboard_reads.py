@@ -178,7 +178,7 @@ def reads_of(homing: Homing, rows: int) -> dict[str, Callable[[], Awaitable[Any]
         "find: other metadata, newest": lambda: api.find(f"note=n-{rows - 10}"),
         "find: other metadata, not in the scan": lambda: api.find("note=n-1"),
         "waiting: histogram": api.waiting_histogram,
-        "waiting: errors": lambda: api.error_groups(20, status=Status.RETRYING),
+        "waiting: errors": lambda: api.error_groups(20, status=Status.RETRYING, newest=10_000),
         "waiting: by last attempt": lambda: api.waiting(limit=50, by="last-attempt"),
         "waiting: pending": lambda: api.select_pending(50),
         "waiting: list": lambda: api.waiting(limit=50),
