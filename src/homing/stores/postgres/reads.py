@@ -166,7 +166,7 @@ def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQue
 _NUMBER_ACKNOWLEDGED = f"""
 SELECT count(*) FROM (
   SELECT 1 FROM homing.settled WHERE tenant = $1 AND status = 'failed' AND acknowledged_at IS NOT NULL
-  LIMIT {_FEW_ROWS + 1}) AS some
+  LIMIT {_FEW_ROWS + 1}) AS chosen
 """  # noqa: S608
 
 _OF_PROVIDER_MESSAGE = "m.seq IN (SELECT a.seq FROM homing.attempts AS a WHERE a.provider_message_id = {})"
@@ -373,7 +373,7 @@ SELECT count(*), (
     WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}})
 FROM (
   SELECT 1 FROM homing.settled WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}}
-  LIMIT {MOST_UNACKNOWLEDGED}) AS some
+  LIMIT {MOST_UNACKNOWLEDGED}) AS chosen
 """  # noqa: S608
 
 OLDEST_RETRY = """
