@@ -307,12 +307,7 @@ def give_verdict(
     ]
     if parts:
         return VerdictLevel.PROBLEM, "; ".join(parts)
-    parts = [
-        f"{name_of(one.channel)} is delivered in time: "
-        + ", ".join(_describe(trouble, now, zone) for trouble in one.troubles)
-        for one in channels
-        if one.troubles and one.is_used
-    ]
+    parts = _troubles_in_time(channels, now, zone)
     if failed_last_hour:
         parts.append(
             f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
@@ -328,6 +323,24 @@ def give_verdict(
 def name_of(channel: Channel) -> str:
     """Returns the name of a channel at the start of a sentence."""
     return _NAMES.get(channel, channel.value.capitalize())
+
+
+def _troubles_in_time(channels: Sequence[ChannelNow], now: datetime, zone: tzinfo) -> list[str]:
+    """Describes the troubled providers of channels in time, once for channels with the same troubles."""
+    affected: dict[str, list[Channel]] = {}
+    for one in channels:
+        if one.troubles and one.is_used:
+            causes = ", ".join(_describe(trouble, now, zone) for trouble in one.troubles)
+            affected.setdefault(causes, []).append(one.channel)
+    return [f"{_subject(names)} delivered in time: {causes}" for causes, names in affected.items()]
+
+
+def _subject(channels: Sequence[Channel]) -> str:
+    """Returns channels as the subject of a sentence: `SMS is`, `SMS and email are`."""
+    first, *others = name_of(channels[0]), *(_NAMES.get(one, one.value) for one in channels[1:])
+    if not others:
+        return f"{first} is"
+    return f"{', '.join([first, *others[:-1]])} and {others[-1]} are"
 
 
 def _causes(one: ChannelNow, now: datetime, zone: tzinfo) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import StrEnum
 
@@ -25,6 +25,27 @@ _ID_PART = re.compile(r"[0-9a-f]{4,32}")
 _PHONE = re.compile(r"\+[0-9 ().-]{5,30}")
 
 _METADATA = re.compile(r"(?:metadata[ .:])?([^=\s]+)=(.*)", re.DOTALL)
+
+
+METADATA_KEY = r"[A-Za-z0-9_.-]{1,64}"
+"""Form of a metadata key that can be declared. The key becomes part of the definition of an index."""
+
+MOST_METADATA_KEYS = 8
+"""Maximum number of declared metadata keys. Each of them makes accepting a little slower."""
+
+
+def check_metadata_keys(keys: Collection[str]) -> None:
+    """Raises `InvalidRequest` if there are too many keys, or one that cannot be declared."""
+    if len(keys) > MOST_METADATA_KEYS:
+        raise InvalidRequest(
+            "metadata_keys", f"has {len(keys)} keys; at most {MOST_METADATA_KEYS} are allowed"
+        )
+    for key in keys:
+        if re.fullmatch(METADATA_KEY, key) is None:
+            raise InvalidRequest(
+                "metadata_keys",
+                f"has {key[:100]!r}; a key consists of at most 64 ASCII letters, digits, dots, - and _",
+            )
 
 
 class SearchKind(StrEnum):

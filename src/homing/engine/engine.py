@@ -35,6 +35,7 @@ from homing.core.ports.stores import (
     InboxEntry,
     RegisteredSink,
     SharedState,
+    SupportsMetadataIndexes,
     SupportsWakeUps,
     WorkerHeartbeat,
 )
@@ -84,13 +85,20 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
-from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, ProcessSettings, WorkerSettings
+from homing.engine.settings import (
+    STORE_TIMEOUT_MS,
+    LaneSlots,
+    ProcessSettings,
+    SearchSettings,
+    WorkerSettings,
+)
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts, list_open_alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
+from homing.engine.upkeep.metadata_indexes import index_declared_metadata
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
@@ -116,6 +124,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     leaves one entry. Empty means `name`."""
     slots: LaneSlots = LaneSlots()
     upkeep: UpkeepSettings = UpkeepSettings()
+    search: SearchSettings = SearchSettings()
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
@@ -458,6 +467,9 @@ class Engine(TenantApi):
             asyncio.create_task(self._relay.run(), name="homing-relay"),
             asyncio.create_task(self._heartbeats.run(), name="homing-heartbeat"),
         ]
+        if isinstance(self._backend, SupportsMetadataIndexes):
+            indexing = index_declared_metadata(self._backend, self.settings.search.metadata_keys, self._clock)
+            self._running.append(asyncio.create_task(indexing, name="homing-metadata-indexes"))
         if self._look_ups.possible:
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:

@@ -348,16 +348,19 @@ class QueueOperations:
         return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
 
     async def error_groups(
-        self, limit: int = 50, *, status: Status | str = Status.FAILED
+        self, limit: int = 50, *, status: Status | str = Status.FAILED, newest: int | None = None
     ) -> tuple[ErrorGroup, ...]:
         """Returns dead letters grouped by error, the largest group first.
 
         With the status `retrying`, groups what waits for a retry instead, by the error of the last attempt.
+        With `newest`, groups only this many notifications, those that were accepted last.
         """
         chosen = enum_member(Status, status, "status")
         if chosen not in (Status.FAILED, Status.RETRYING):
             raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
-        return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
+        return await self._backend.error_groups(
+            self.tenant, limit=_limit(limit), status=chosen, newest=newest
+        )
 
     async def dead_letter_groups(self, limit: int = 50) -> ErrorGroups:
         """Returns the newest dead letters grouped by error, with what is new in the last two hours.

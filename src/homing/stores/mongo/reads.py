@@ -104,13 +104,14 @@ async def list_page(
 ) -> Page:
     """Returns a page of the notifications that match the filter, the newest first or the oldest first.
 
-    With `scan`, compares at most this many notifications with the filter.
+    With `scan`, compares at most this many notifications with the filter, unless an index finds them. All
+    metadata is indexed.
     """
     condition = await filter_condition(tx, tenant, filter, filter.statuses)
     order: Sort = (("_id", 1),) if oldest_first else _NEWEST_FIRST
     beyond, last = "$gt" if oldest_first else "$lt", None
     parts: list[Document] = [] if cursor is None else [{"_id": {beyond: cursor}}]
-    if scan is not None:
+    if scan is not None and not filter.metadata:
         compared: Document = {"tenant": tenant}
         if cursor is not None:
             compared["_id"] = {beyond: cursor}
