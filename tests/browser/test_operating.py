@@ -276,13 +276,18 @@ def test_the_keyboard_alone_acknowledges_a_dead_letter(site: DashboardSite, page
     expect(page.locator("#history")).to_contain_text("the address is wrong")
 
 
+def open_acknowledgement(page: Page, site: DashboardSite, id: str) -> None:
+    """Signs in, opens a notification, and fills in the form that acknowledges it."""
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{id}")
+    page.get_by_text("Acknowledge…").click()
+    page.locator("details[open]").get_by_label("Reason").fill("seen")
+
+
 def test_actions_work_without_scripts(site: DashboardSite, open_context: OpenContext) -> None:
     (dead,) = kill_mail(site, 1)
     page = open_context(java_script_enabled=False).new_page()
-    sign_in(page, site)
-    page.goto(f"{site.url}/ui/notifications/{dead}")
-    page.get_by_text("Acknowledge…").click()
-    page.locator("details[open]").get_by_label("Reason").fill("seen")
+    open_acknowledgement(page, site, dead)
     page.get_by_role("button", name="Acknowledge").click()
     expect(page.locator(".notice")).to_have_text("Acknowledged.")
 
@@ -292,10 +297,7 @@ def test_an_action_after_the_end_of_the_session_is_refused_with_a_reason(
 ) -> None:
     (dead,) = kill_mail(site, 1)
     page = open_context(strict=False).new_page()
-    sign_in(page, site)
-    page.goto(f"{site.url}/ui/notifications/{dead}")
-    page.get_by_text("Acknowledge…").click()
-    page.locator("details[open]").get_by_label("Reason").fill("seen")
+    open_acknowledgement(page, site, dead)
     (cookie,) = page.context.cookies()
     site.on_loop(lambda homing: homing.web_sessions.end(cookie["value"]))
     page.get_by_role("button", name="Acknowledge").click()
