@@ -13,6 +13,7 @@ from typing import NoReturn
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homing.core.ids import id_time_ms
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
@@ -287,6 +288,8 @@ class SimulationState:
         """Notification id → number of leases for an attempt, including those that the store has lost."""
         self.sends: Counter[str] = Counter()
         """Notification id → number of calls of providers."""
+        self._overridden_from: dict[Channel, int] = {}
+        """Channel → time of the store when its split was first overridden."""
 
     @property
     def now(self) -> int:
@@ -301,6 +304,19 @@ class SimulationState:
     def has_provider(self, process: str, provider: str) -> bool:
         """Returns True unless this process runs without the provider."""
         return process != LACKING_PROCESS or provider not in self.plan.lacking
+
+    def note_override(self, channel: Channel) -> None:
+        """Notes that the split of a channel is about to be overridden."""
+        self._overridden_from[channel] = min(self.now, self._overridden_from.get(channel, self.now))
+
+    def may_be_overridden(self, channel: Channel, id: str) -> bool:
+        """Returns True if an override of the split may decide where this notification starts.
+
+        That is never so for one that was accepted before the first override. For a later one it depends on
+        what the accepting process had read.
+        """
+        since = self._overridden_from.get(channel)
+        return since is not None and (self.jumps > 0 or id_time_ms(id) >= since)
 
     def jumped_since(self, jumps: int) -> bool:
         """Returns True if the clock has jumped since the number of jumps was `jumps`.
