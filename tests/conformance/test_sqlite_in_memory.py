@@ -24,6 +24,7 @@ from homing.testing.builders import a_notification, a_submission
 from homing.testing.manual_clock import START_MS, ManualClock
 from homing.testing.store_suite import StoreSuite
 from homing.testing.store_suite.random_walk import RandomWalker
+from support.exact_retention import check_retention
 
 R = TypeVar("R")
 
@@ -134,3 +135,13 @@ async def _walk() -> bytes:
 
 if __name__ == "__main__":
     sys.stdout.buffer.write(asyncio.run(_walk()))
+
+
+async def test_old_data_is_removed_in_the_millisecond_in_which_it_has_its_age() -> None:
+    clock = ManualClock()
+
+    async def set_clock(now: int) -> None:
+        clock.advance(now - clock.now_ms())
+
+    store = SqliteStore(MemoryDatabase(), clock=clock.now_ms)
+    await check_retention(store, set_clock, clock.now_ms())
