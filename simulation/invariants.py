@@ -52,7 +52,6 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification, OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.settings import STORE_TIMEOUT_MS
@@ -234,9 +233,6 @@ class InvariantChecker:
             self._breakers[provider] = breaker
 
     # From the processes --------------------------------------------------------------------------
-
-    def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
-        self.policies.read(process, entries)
 
     def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
         def passes(shadow: ShadowState) -> None:

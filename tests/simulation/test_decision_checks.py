@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from simulation.checkers.decisions import PolicyChecker
@@ -16,6 +17,7 @@ from simulation.trace import Trace
 
 from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Channel, OutcomeKind, Reason, Status
+from homing.core.ports.stores import Entry
 from homing.core.retry.decide import decide
 from homing.core.retry.policy import FailoverWait, OnTimeout, PolicyPatch, Rule
 from homing.core.routing.breaker import Breaker, Phase
@@ -176,5 +178,23 @@ def test_a_provider_may_be_avoided_if_its_breaker_is_open_and_not_forced_closed(
         shadow = shadow_of(make_claim(), leased_ms=state.ms)
         is_open = phase is not Phase.CLOSED if forced is None else forced is Phase.OPEN
         assert checker.may_avoid("p1", provider, shadow) is is_open
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("overtaken", [True, False], ids=["overtaken", "in-order"])
+def test_rules_are_in_force_unless_a_read_that_began_later_has_finished_before(overtaken: bool) -> None:
+    """The overtaken read may be older, so a process ignores it (seed 1600100142)."""
+
+    async def main(loop: VirtualLoop) -> None:
+        _, checker = new_checker(loop, PATCH, lambda process, provider, about: False)
+        rule = msgspec.to_builtins(Rule(name="the rule", policy=PolicyPatch(max_attempts=7)))
+        changed = (Entry(tenant="*", kind="policy", key="the rule", value={"rule": rule}, version=1),)
+        first, second = checker.begin_read("p1"), checker.begin_read("p1")
+        checker.read("p1", second if overtaken else first, ())
+        await asyncio.sleep(1)
+        checker.read("p1", first if overtaken else second, changed)
+        policies = checker.in_force("p1", shadow_of(make_claim()), 10**6)
+        assert next(policies).max_attempts == (1 if overtaken else 7)
 
     run_virtual(main)

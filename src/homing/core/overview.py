@@ -10,9 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.durations import format_duration
-from homing.core.notifications import Channel, Reason
+from homing.core.notifications import Channel, OutcomeKind, Reason
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
+from homing.core.routing.splits import SplitOverrideView
 from homing.core.statistics import MinuteRollUp, WaitingGroup, lateness_quantile
 
 MINUTE = timedelta(minutes=1)
@@ -87,6 +88,9 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """False if more wait than were counted."""
     troubles: tuple[TroubledProvider, ...] = ()
     """Providers of the channel whose breaker is not closed, or is forced."""
+    split: SplitOverrideView | None = None
+    """Override of how first attempts are split between the channel's providers. None if the settings
+    decide."""
     last_hour: tuple[OverviewPoint, ...] = ()
     """One point per minute, oldest first, also for minutes without any notification."""
     last_day: tuple[OverviewPoint, ...] = ()
@@ -119,6 +123,20 @@ class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
     example_id: str
 
 
+class LastOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The result of one attempt at a provider."""
+
+    at: datetime
+    """When the attempt began."""
+    notification_id: str
+    attempt: int
+    """Number of the attempt of its notification."""
+    outcome: OutcomeKind
+    latency_ms: int
+    error_code: str | None = None
+    error: str | None = None
+
+
 class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a provider did for a tenant in the last hour."""
 
@@ -141,6 +159,8 @@ class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """Channel → percentage of the channel's attempts that were made at this provider."""
     waiting: int
     """Number of notifications that wait for their next attempt at this provider."""
+    last_outcomes: tuple[LastOutcome, ...]
+    """The last attempts at this provider, the latest first, among those of the newest 1,000 notifications."""
     last_hour: tuple[OverviewPoint, ...]
     """One point per minute, oldest first."""
 
@@ -230,6 +250,7 @@ def build_channel(
     waiting: Sequence[WaitingGroup],
     complete: bool,
     troubles: Sequence[TroubledProvider],
+    split: SplitOverrideView | None = None,
 ) -> ChannelNow:
     """Builds the state of one channel from its sums of the last hour and day, and from what waits."""
     recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
@@ -246,6 +267,7 @@ def build_channel(
         oldest_at=min(since, default=None),
         complete=complete,
         troubles=tuple(troubles),
+        split=split,
         last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
         last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
     )

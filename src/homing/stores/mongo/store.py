@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.claims import (
     Acceptance,
@@ -20,7 +22,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import SinkRegistration, StoreCheckResult
 from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.group_commit import GroupCommit
-from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import build_settle_result
 from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.transactional_store import TransactionalStore
 from homing.stores.mongo import (
@@ -39,9 +41,11 @@ from homing.stores.mongo import (
     upkeep,
     workers,
 )
+from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import MongoConnection
+from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import translate
-from homing.stores.mongo.transaction import AsyncDatabase, MongoTransaction
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
@@ -67,7 +71,7 @@ class MongoStore(TransactionalStore):
         self._connection = MongoConnection(
             url, steady_clock=steady_clock, adjust_clock=adjust_clock, on_other_history=self._forget
         )
-        self._leased_rows = LeasedRows()
+        self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
         self._wake_ups = WakeUps(lambda: self._connection.database)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
@@ -115,44 +119,49 @@ class MongoStore(TransactionalStore):
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[SeqAndRow] = []
-        database = AsyncDatabase(self._connection.database)
+        chosen = await self._choose(request)
+        if not chosen.due_times:
+            return chosen.empty_batch()
+        leased: list[Document] = []
+        repeats = False
 
-        async def choose_and_lease(tx: MongoTransaction) -> tuple[ClaimBatch, claim.ClaimPlan]:
-            # The reads that choose the rows are no part of the transaction, which then compares their state.
-            queues = {} if request.ids is not None else await claim.waiting_queues(database, request)
-            chosen = await claim.plan(database, tx.now, request, self._turns, queues)
-            leased.clear()
-            if chosen.due:
-                return await claim.claim(tx, chosen, request, leased), chosen
-            next_due_at = claim.next_due_at(queues, tx.now, request)
-            batch = ClaimBatch(claims=(), now=tx.now, next_due_at=next_due_at, unlisted=chosen.unlisted)
-            return batch, chosen
+        async def lease(tx: MongoTransaction) -> ClaimBatch:
+            nonlocal chosen, repeats
+            if repeats:  # another worker has leased one of the rows meanwhile
+                chosen = await self._choose(request)
+            repeats = True
+            return await claim.claim(tx, chosen, request, leased)
 
-        batch, chosen = await self._write(choose_and_lease)
-        self._leased_rows.keep(leased)
-        if chosen.share is not None:
-            self._turns.record(chosen.share.taken())
-            await self._outside(claim.write_turns(database, chosen.share))
-        if not batch.claims or request.ids is not None:
-            return batch
-        queues = await self._outside(claim.waiting_queues(database, request))
-        return ClaimBatch(
-            claims=batch.claims,
-            now=batch.now,
-            next_due_at=claim.next_due_at(queues, batch.now, request),
-            unlisted=batch.unlisted,
+        batch = await self._write(lease)
+        self._leased_documents.keep(leased)
+        return await self._end_claim(batch, chosen, request)
+
+    async def _choose(self, request: ClaimRequest) -> ClaimPlan:
+        return await self._connection.look_now(
+            lambda db: claim.read_queues(db, request),
+            lambda tx, found: claim.plan(tx, request, self._turns, found),
         )
 
+    async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
+        """Writes the turns, and completes the batch with the time of the next due row."""
+        if chosen.share is None or not batch.claims:
+            return batch
+        database = SessionDatabase(self._connection.database)
+        self._turns.record(chosen.share.taken())
+        waiting, _ = await self._outside(
+            asyncio.gather(claim.waiting_queues(database, request), claim.write_turns(database, chosen.share))
+        )
+        return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
+
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[SeqAndRow] = []
+        leased: list[Document] = []
         batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
-        self._leased_rows.keep(leased)
+        self._leased_documents.keep(leased)
         return batch
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         async def settle_in(tx: MongoTransaction) -> SettleResult:
-            statuses = await settle.settle(tx, batch, self._leased_rows)
+            statuses = await settle.settle(tx, batch, self._leased_documents)
             return build_settle_result(batch, statuses, tx.failures)
 
         return await self._write(settle_in)
@@ -238,5 +247,5 @@ class MongoStore(TransactionalStore):
 
     def _forget(self) -> None:
         """Drops everything that this store remembers, because another primary may lack commits."""
-        self._leased_rows = LeasedRows()
+        self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
