@@ -82,12 +82,15 @@ def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
     if source.startswith(_MONGO):
         check_installed("source", "mongo", "pymongo")
         copied_from = import_object("homing.stores.mongo.copy:MongoCopySource")(source)
+    elif source.startswith(_POSTGRES):
+        check_installed("source", "postgres", "asyncpg")
+        copied_from = import_object("homing.stores.postgres.copy:PostgresCopySource")(source)
     elif "://" in source or source == "memory:":
-        raise ConfigError("source", "must be the path of a SQLite file, or mongodb://HOST/DATABASE")
+        raise ConfigError("source", "must be the path of a SQLite file, postgresql:// or mongodb://")
     else:
         path = source.removeprefix("sqlite:")
         copied_from = import_object("homing.stores.sqlite.copy:SqliteCopySource")(path)
-    if target.startswith(_MONGO) and not source.startswith(_MONGO):
+    if target.startswith(_MONGO):
         check_installed("target", "mongo", "pymongo")
         copied_to = import_object("homing.stores.mongo.copy:MongoCopyTarget")(target)
     elif target.startswith(_POSTGRES):

@@ -147,7 +147,7 @@ async def backup(
 async def copy(
     options: Options,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="The SQLite file or mongodb:// store to copy from.")
+        str, typer.Argument(metavar="SOURCE", help="A SQLite file, or a postgresql:// or mongodb:// store.")
     ],
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="The postgresql:// or mongodb:// store to copy to.")
