@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
+import dns.asyncresolver
+import dns.resolver
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
@@ -170,6 +173,43 @@ async def test_an_empty_database_says_how_to_create_the_collections(url: str) ->
             await store.migrate(create=False)
     finally:
         await store.close()
+
+
+# Encrypted connections ---------------------------------------------------------------------------------
+
+
+# PyMongo leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_the_store_works_over_tls_and_refuses_an_unknown_certificate() -> None:
+    with PrivateMongo(tls=True) as server:
+        url = f"{server.database_url('homing')}&tls=true"
+        store = MongoStore(f"{url}&tlsCAFile={server.tls_options['tlsCAFile']}")
+        await store.open()
+        await store.migrate()
+        id = await accept_one(store)
+        assert (await get_notification(store, id)).status is Status.PENDING
+        await store.close()
+        for refused in (url, server.database_url("homing")):
+            store = MongoStore(f"{refused}&serverSelectionTimeoutMS=500")
+            with pytest.raises(StoreUnavailable):
+                await store.open()
+        gc.collect()
+
+
+async def test_the_hosts_of_an_srv_address_come_from_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(str(name))
+        raise dns.resolver.NXDOMAIN
+
+    monkeypatch.setattr(dns.asyncresolver, "resolve", answer)
+    store = MongoStore("mongodb+srv://homing:s3cret@cluster.example.org/homing")
+    with pytest.raises(StoreError) as caught:
+        await store.open()
+    assert any("_mongodb._tcp.cluster.example.org" in name for name in asked)
+    assert "cluster.example.org" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 # Elections -------------------------------------------------------------------------------------------
