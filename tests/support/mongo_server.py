@@ -18,7 +18,7 @@ from typing import Any, Self
 import pytest
 import trustme
 from pymongo import MongoClient, WriteConcern
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from support.guarded_folder import GuardedFolder
 from support.postgres_servers import skip_or_fail
@@ -26,6 +26,8 @@ from support.private_postgres import free_port
 
 _PATIENCE_S = 60
 _REPLICA_SET = "homing"
+_NO_MEMBER_CAUGHT_UP = 262
+"""Error code of a step-down (a time limit was exceeded)."""
 
 
 class NoMongod(Exception):
@@ -185,8 +187,16 @@ class PrivateMongo:
 
     def step_down(self) -> None:
         """Makes the primary step down, so that another member is elected."""
+        until = time.monotonic() + _PATIENCE_S
         with self.client() as client:
-            client.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+            while True:
+                try:
+                    client.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+                    return
+                except OperationFailure as error:
+                    # A member that has just been started again may not have caught up yet.
+                    assert error.code == _NO_MEMBER_CAUGHT_UP, error
+                    assert time.monotonic() < until, "no member catches up"
 
     def wait_for_primary(self) -> None:
         """Waits until a write is acknowledged by a majority."""
