@@ -3,7 +3,8 @@
     python bench/with_servers.py mongo -- python bench/mongo_claim_cost.py {mongo}
 
 The server counts the documents and index keys that each statement of a claim examines. The notifications are
-spread over 5 tenants with 4 outlets each. Exits with 1 if the larger backlog costs more than 1.3 times as much.
+spread over 5 tenants with 4 outlets each. Exits with 1 if the larger backlog costs more than 1.3 times as
+much.
 """
 
 from __future__ import annotations
