@@ -98,7 +98,8 @@ class SimulatedCallers:
                 task = process.run(work)
                 await asyncio.wait({task})
                 if not self._plan.fault_plan.pause_every_ms:  # a paused process answers nothing
-                    self._watch.answered_after(self._watch.state.ms - began_ms)
+                    took_ms = self._watch.state.ms - began_ms
+                    self._watch.answered_after(took_ms, synchronous=bool(request.synchronous))
                 if self._answered(tenant, request, task):
                     return
                 if request.idempotency_key is None:

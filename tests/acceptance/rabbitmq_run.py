@@ -47,9 +47,11 @@ RETRY, ORDERS, REVIEW = "retry.scheduled", "orders", "manual-review.pending"
 FULL = "full"
 QUARANTINE = f"{RETRY}.quarantine"
 TASK_COUNTS = "SELECT status, count(*) FROM homing.retry_queue GROUP BY status"
-UNSURE = """
-SELECT m.message::json -> 'metadata' ->> 'message_id', count(*) FROM homing.attempts AS a
-JOIN homing.messages AS m ON m.seq = a.seq WHERE a.outcome IN ('ambiguous', 'lost') GROUP BY 1
+ATTEMPTS = """
+SELECT m.message::json -> 'metadata' ->> 'message_id',
+    count(*) FILTER (WHERE a.outcome = 'accepted'),
+    count(*) FILTER (WHERE a.outcome IN ('ambiguous', 'lost'))
+FROM homing.attempts AS a JOIN homing.messages AS m ON m.seq = a.seq GROUP BY 1
 """
 
 
@@ -62,7 +64,11 @@ class Report(Struct, kw_only=True):
     lost: list[str] = field(default_factory=list)
     twice: int = 0
     twice_without_doubt: list[str] = field(default_factory=list)
-    """Messages that came back more often than their lost confirmations explain."""
+    """Messages that came back more often than they were accepted, ambiguous or lost. Must be none."""
+    accepted_twice: list[str] = field(default_factory=list)
+    """Messages with more than one accepted attempt. Must be none."""
+    confirmed_and_missing: list[str] = field(default_factory=list)
+    """Messages whose publish was confirmed, and that did not come back. Must be none."""
     early: int = 0
     late_ms: dict[str, float] = field(default_factory=dict)
     late_after_return_ms: dict[str, float] = field(default_factory=dict)
@@ -74,7 +80,8 @@ class Report(Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        return not self.lost and not self.twice_without_doubt and not self.early
+        wrong = (self.lost, self.twice_without_doubt, self.accepted_twice, self.confirmed_and_missing)
+        return not any(wrong) and not self.early
 
 
 class Scheduler:
@@ -272,10 +279,15 @@ class Scheduler:
         report.returned, report.reviewed = len(self.arrived_ms), len(self.reviewed)
         report.lost = sorted(ids - self.arrived_ms.keys() - self.reviewed)[:20]
         with psycopg.connect(self.postgres.url) as db:
-            unsure: dict[str, int] = dict(db.execute(UNSURE).fetchall())
-        doubled = {id: len(copies) - 1 for id, copies in self.copies.items() if len(copies) > 1}
-        report.twice = len(doubled)
-        report.twice_without_doubt = [id for id, more in doubled.items() if more > unsure.get(id, 0)][:20]
+            attempts = {id: (accepted, unsure) for id, accepted, unsure in db.execute(ATTEMPTS).fetchall()}
+        report.twice = sum(len(copies) > 1 for copies in self.copies.values())
+        report.twice_without_doubt = [
+            id for id, copies in self.copies.items() if len(copies) > sum(attempts.get(id, (0, 0)))
+        ][:20]
+        report.accepted_twice = [id for id, (accepted, _) in attempts.items() if accepted > 1][:20]
+        report.confirmed_and_missing = [
+            id for id, (accepted, _) in attempts.items() if accepted and id not in self.copies
+        ][:20]
         report.late_ms = _percentiles(self._lateness(0))
         report.cpu_ms = round(sum(map(_processor_ms, self.processes)) / max(1, report.returned), 2)
         if self.broker_back_ms:
@@ -353,7 +365,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     rate: float = 20.0
 
 
-async def run_faults(folder: Path, plan: Plan, seed: int = 1) -> Report:
+async def run_faults(folder: Path, plan: Plan, seed: int = 1, *, progress: bool = False) -> Report:
     """Publishes steadily while faults happen one after another, in a random order."""
     began = time.monotonic()
     run = Scheduler(folder, processes=2, seed=seed)
@@ -375,8 +387,9 @@ async def run_faults(folder: Path, plan: Plan, seed: int = 1) -> Report:
             await cause()
             await publishing
             run.report.faults[name] = run.report.faults.get(name, 0) + 1
-            if place % 20 == 19:
-                print(f"{place + 1} of {len(faults)} faults, {time.monotonic() - began:.0f} s", flush=True)
+            if progress:
+                done = f"{place + 1}/{len(faults)} faults, {time.monotonic() - began:.0f} s, last: {name:<15}"
+                print(f"\r{done}", end="", file=sys.stderr, flush=True)
         for name, cause in quiet:
             await cause()
             await run.publish(plan.rate, 1.0)
@@ -393,18 +406,20 @@ def main() -> None:
     parser.add_argument("part", choices=("load", "restart", "faults"))
     parser.add_argument("--restarts", type=int, default=100)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="order of the faults, and which process they hit")
+    parser.add_argument("--limit-s", type=float, default=3_000, help="the run fails after this time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="homing-rabbitmq-run-") as folder:
         if arguments.part == "faults":
             plan = Plan(restarts=arguments.restarts, kills=arguments.kills)
-            made = run_faults(Path(folder), plan, arguments.seed)
+            made = run_faults(Path(folder), plan, arguments.seed, progress=True)
         elif arguments.part == "restart":
             made = run_load(Path(folder), ((50, 60),), restart_after_s=20)
         else:
             made = run_load(Path(folder), ((50, 60), (200, 15)))
         logging.disable()  # the library logs every broken connection
-        report = asyncio.run(asyncio.wait_for(made, 3_000))
+        report = asyncio.run(asyncio.wait_for(made, arguments.limit_s))
+    print(f"\nseed {arguments.seed}")
     for name, value in asdict(report).items():
         print(f"{name}: {value}")
     sys.exit(0 if report.good else 1)

@@ -62,13 +62,16 @@ class DashboardSite:
         folder: Path,
         *,
         toml: str = "",
+        store: str = "",
         port: int = 0,
         worker: bool = True,
         demo: Mapping[str, DemoEvent] | None = None,
     ) -> None:
         self.folder = folder
         self.pigeon, self.hawk = Vendor("pigeon"), Vendor("hawk")
-        (folder / "homing.toml").write_text(f'store = "{folder / "homing.db"}"\n{toml}', encoding="utf-8")
+        (folder / "homing.toml").write_text(
+            f'store = "{store or folder / "homing.db"}"\n{toml}', encoding="utf-8"
+        )
         self._worker = worker
         self._demo = demo
         self._port = port
@@ -191,6 +194,7 @@ SCREENS = (
     ("policies", "policies"),
     ("templates", "templates"),
     ("inbox", "inbox"),
+    ("batches", "batches"),
     ("jobs", "jobs"),
     ("recipients", "recipients"),
     ("keys", "keys"),

@@ -256,6 +256,30 @@ async def test_a_process_that_ends_waits_five_seconds_for_a_late_store(harness: 
     assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.5)
 
 
+async def test_a_process_that_ends_aborts_a_send_that_the_store_has_not_accepted(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"sms": ScriptedProvider()}, working=False)
+    aborted = []
+
+    async def never(operation: str) -> None:
+        if operation == "accept":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                aborted.append(operation)
+                raise
+
+    harness.store.on_call = never
+    with pytest.raises(DeliveryTimeout):
+        await ring(engine)
+    assert aborted == []
+    await engine.close()
+    harness.store.on_call = None
+    await seconds(1)
+    assert aborted == ["accept"]
+
+
 async def test_a_process_that_died_during_a_send_leaves_a_failure_that_is_never_sent(
     harness: EngineHarness,
 ) -> None:

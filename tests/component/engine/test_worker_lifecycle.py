@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -120,6 +122,36 @@ async def test_a_hard_stop_leaves_leases_that_another_worker_takes_over(harness:
     assert [a.outcome for a in history.attempts] == [K.LOST, K.ACCEPTED]
     assert history.attempts[0].worker == "w1"
     assert history.attempts[1].worker == "w2"
+
+
+async def test_a_drained_worker_keeps_a_call_of_the_store_that_ignores_its_cancellation(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(latency_ms=20_000)}, rules=steady())
+    waiting: list[weakref.ref[asyncio.Future[None]]] = []
+    ended: list[str] = []
+
+    async def ignores_its_cancellation(name: str) -> None:
+        if name != "extend":
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting.append(weakref.ref(rest))
+            await rest
+            ended.append(name)
+
+    harness.store.on_call = ignores_its_cancellation
+    await mail(engine)
+    await seconds(15)
+    await engine.stop_worker()
+    gc.collect()  # the event loop alone keeps no task
+    (rest,) = [one() for one in waiting]
+    assert rest is not None
+    rest.set_result(None)
+    await seconds(1)
+    assert ended == ["extend"]
 
 
 async def test_a_hard_stop_aborts_a_graceful_one(harness: EngineHarness) -> None:

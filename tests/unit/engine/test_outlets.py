@@ -96,3 +96,69 @@ def test_an_outlet_that_often_fails_loses_its_slots() -> None:
 def test_an_outlet_that_asks_to_slow_down_keeps_half_of_its_slots_and_gets_more_slowly() -> None:
     assert slots_after(OutcomeKind.THROTTLED) == 32
     assert slots_after(OutcomeKind.THROTTLED, *[OutcomeKind.ACCEPTED] * 33) == 33
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.ACCEPTED, OutcomeKind.TRANSIENT])
+def test_the_answer_to_an_earlier_attempt_neither_ends_nor_prolongs_a_pause(kind: OutcomeKind) -> None:
+    clock = ManualClock()
+    outlets = Outlets(ProviderRoster([HOOK]), clock)
+    answers(outlets, "hook@a", kind=OutcomeKind.TRANSIENT)
+    clock.advance(1000)
+    answers(outlets, "hook@a", kind=kind)
+    assert outlets.paused() == ["hook@a"]
+    assert outlets.next_trial_ms() == HOOK.breaker_policy.open_ms - 1000
+
+
+def test_a_paused_outlet_gets_one_slot_for_its_trial_once_its_pause_is_over() -> None:
+    clock = ManualClock()
+    outlets = Outlets(ProviderRoster([HOOK]), clock)
+    answers(outlets, "hook@a", "hook@a", kind=OutcomeKind.TRANSIENT)
+    clock.advance(HOOK.breaker_policy.open_ms - 1)
+    assert (outlets.paused(), outlets.next_trial_ms()) == (["hook@a"], 1)
+    assert outlets.capacity({}) == {"hook@a": 0}
+    clock.advance(1)
+    assert (outlets.paused(), outlets.next_trial_ms()) == ([], None)
+    assert outlets.capacity({}) == {"hook@a": 1}
+    assert outlets.capacity({"hook@a": 1}) == {"hook@a": 0}
+
+
+def test_a_trial_that_proves_nothing_leaves_the_outlet_as_it_was() -> None:
+    clock = ManualClock()
+    outlets = Outlets(ProviderRoster([HOOK]), clock)
+    answers(outlets, "hook@a", kind=OutcomeKind.TRANSIENT)
+    clock.advance(HOOK.breaker_policy.open_ms)
+    answers(outlets, "hook@a", kind=OutcomeKind.LOST)
+    assert outlets.capacity({}) == {"hook@a": 1}
+
+
+def test_an_outlet_in_use_that_has_not_answered_yet_has_the_slots_of_a_new_one() -> None:
+    outlets = Outlets(ProviderRoster([WIDE, replace(HOOK, id="plain", host_slots=None)]), ManualClock())
+    new = outlets.new_slots(WIDE)
+    assert new is not None
+    assert outlets.new_slots(replace(WIDE, host_slots=1)) == 1
+    assert outlets.new_slots(replace(WIDE, host_slots=None)) is None
+    in_flight = {"hook@new": 1, "hook@full": new + 1, "hook": 1, "plain@a": 1, "gone@a": 1}
+    assert outlets.capacity(in_flight) == {"hook@new": new - 1, "hook@full": 0}
+
+
+def test_a_timeout_leaves_one_slot_until_answers_come_in_time_again() -> None:
+    outlets = Outlets(ProviderRoster([WIDE]), ManualClock())
+    for _ in range(10):
+        outlets.answered(WIDE, "hook@a", OutcomeKind.ACCEPTED, 5, False)
+    outlets.answered(WIDE, "hook@a", OutcomeKind.AMBIGUOUS, 30_000, True)
+    assert outlets.capacity({}) == {"hook@a": 1}
+    assert (outlets.hanging, outlets.answering) == ({"hook@a"}, set())
+    outlets.answered(WIDE, "hook@a", OutcomeKind.ACCEPTED, 5, False)
+    assert (outlets.hanging, outlets.answering) == (set(), {"hook@a"})
+    assert outlets.capacity({}) == {"hook@a": 2}
+
+
+def test_an_outlet_that_becomes_slow_loses_a_tenth_of_its_slots_per_answer() -> None:
+    outlets = Outlets(ProviderRoster([WIDE]), ManualClock())
+    for _ in range(64):
+        outlets.answered(WIDE, "hook@a", OutcomeKind.ACCEPTED, 5, False)
+    outlets.answered(WIDE, "hook@a", OutcomeKind.ACCEPTED, 29_000, False)
+    assert outlets.capacity({}) == {"hook@a": 57}
+    for _ in range(60):
+        outlets.answered(WIDE, "hook@a", OutcomeKind.ACCEPTED, 29_000, False)
+    assert outlets.capacity({}) == {"hook@a": 1}

@@ -51,3 +51,22 @@ def test_a_queue_is_scanned_from_its_first_known_row() -> None:
     watermark.mark(1, 90)
     watermark.mark(2, None)
     assert (watermark.begin(100), watermark.later(100)) == ({1: 90}, {})
+
+
+def test_a_row_is_due_in_the_millisecond_of_its_mark() -> None:
+    watermark = DueWatermark()
+    watermark.replace_marks({1: 100, 2: 101})
+    assert (watermark.begin(100), watermark.later(100)) == ({1: 100}, {2: 101})
+
+
+def test_a_cleared_watermark_has_no_marks_and_may_sweep_at_once() -> None:
+    watermark = DueWatermark()
+    assert not watermark.quiet
+    watermark.pace = SweepPace(clock := Clock())
+    for _ in range(5):
+        sweep(watermark.pace, clock, 0.5)
+    watermark.replace_marks({1: 50})
+    assert not watermark.pace.due()
+    watermark.clear()
+    assert watermark.pace.due()
+    assert (watermark.begin(100), watermark.later(100)) == ({}, {})

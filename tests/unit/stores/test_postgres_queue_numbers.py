@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from homing.stores.postgres import queues
 from homing.stores.postgres.queues import QueueNumbers
 
 MAIL, TEXT, PUSH = ("bulk.email", "acme", "ses"), ("bulk.sms", "acme", "sns"), ("bulk.push", "acme", "fcm")
@@ -22,3 +23,24 @@ def test_a_number_or_queue_that_is_known_otherwise_empties_the_cache(
     numbers.learn(number, queue)
     assert numbers.unknown([MAIL, PUSH, TEXT]) == sorted({MAIL, PUSH, TEXT} - {queue})
     assert (numbers.number(queue), numbers.name(number)) == (number, queue)
+
+
+def test_an_emptied_cache_knows_neither_numbers_nor_names() -> None:
+    numbers = QueueNumbers()
+    numbers.learn(1, MAIL)
+    numbers.clear()
+    assert numbers.unknown([MAIL]) == [MAIL]
+    with pytest.raises(KeyError):
+        numbers.number(MAIL)
+    with pytest.raises(KeyError):
+        numbers.name(1)
+
+
+def test_a_full_cache_is_emptied_before_another_queue_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "_MAX_CACHED_QUEUES", 2)
+    numbers = QueueNumbers()
+    for number, queue in enumerate((MAIL, TEXT, TEXT), 1):
+        numbers.learn(min(number, 2), queue)
+    assert numbers.unknown([MAIL, TEXT]) == []
+    numbers.learn(3, PUSH)
+    assert numbers.unknown([MAIL, TEXT, PUSH]) == [MAIL, TEXT]

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+import msgspec
 from msgspec import Struct
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
@@ -25,8 +27,10 @@ from homing.core.statistics import (
 )
 from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
     CAUSE_FIELDS,
     Column,
+    StoredAttempt,
     count_fitting,
     decode_message,
     round_up_to_ms,
@@ -37,6 +41,7 @@ from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_min
 from homing.stores.common.searches import (
     HAS_RECIPIENT_ID,
     POSTGRES_RECIPIENT_KEY,
+    contained_value,
     end_scan,
     id_range,
     recipient_parts,
@@ -44,6 +49,7 @@ from homing.stores.common.searches import (
 from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
 from homing.stores.postgres.change_recorder import LATENESS_OF_LEDGER, attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
+from homing.stores.postgres.metadata_indexes import find_metadata_index, metadata_condition
 from homing.stores.postgres.rows import SELECTED, find_stored_ids, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 
@@ -87,16 +93,18 @@ async def build_filter_query(
     statuses: Collection[Status],
     *,
     by_id: bool = False,
+    index: str | None = None,
 ) -> PostgresFilterQuery:
     """Builds the query for a filter, restricted to these statuses. No statuses means all.
 
-    If `by_id`, the caller adds a narrow range of ids, so the query starts from it.
+    If `by_id`, the caller adds a narrow range of ids, so the query starts from it. If `index` is a key of the
+    metadata, the query starts from the index of that key.
 
     `created_until` is exclusive. The statuses are literals, not parameters, because otherwise PostgreSQL
     cannot use a partial index for them.
     """
     wanted = frozenset(statuses)
-    is_searched = by_id or any(getattr(filter, name) is not None for name in _SEARCHED)
+    is_searched = by_id or index is not None or any(getattr(filter, name) is not None for name in _SEARCHED)
     if not is_searched and await _are_few(tx, tenant, wanted):
         text = f"FROM {_states_alone(wanted)} AS s JOIN homing.messages AS m ON m.seq = s.seq"
     else:
@@ -120,6 +128,9 @@ async def build_filter_query(
     if filter.created_until is not None:
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
     for key, value in filter.metadata.items():
+        if key == index:
+            found = found.beyond(metadata_condition(key, "{}"), value)
+        found = found.beyond("strpos(m.message, {}) > 0", contained_value(value))
         known = PostgresFilterQuery(found.text, (*found.parameters, key))
         place, metadata = f"${len(known.parameters)}::text", "m.message::json -> 'metadata'"
         is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
@@ -301,6 +312,17 @@ FROM (
 GROUP BY step_at, tenant, channel, provider ORDER BY step_at, tenant, channel, provider
 """  # noqa: S608
 
+LAST_ATTEMPTS = f"""
+WITH chosen AS MATERIALIZED (
+  SELECT m.seq, m.id FROM homing.messages AS m WHERE m.tenant = $1 ORDER BY m.id DESC LIMIT $3),
+numbered AS (
+  SELECT chosen.id, a.*,
+    row_number() OVER (PARTITION BY a.provider ORDER BY a.started_at DESC, a.seq DESC, a.change DESC) AS place
+  FROM chosen CROSS JOIN LATERAL (SELECT * FROM homing.attempts AS a WHERE a.seq = chosen.seq) AS a)
+SELECT id::text, {", ".join(ATTEMPT_FIELDS)} FROM numbered WHERE place <= $2
+ORDER BY started_at DESC, seq DESC, change DESC
+"""  # noqa: S608
+
 _GOALS = """
 SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
   SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
@@ -360,18 +382,19 @@ async def list_page(
 ) -> Page:
     """Returns a page of the notifications that match the filter, the newest first or the oldest first.
 
-    With `scan`, compares at most this many notifications with the filter.
+    With `scan`, compares at most this many notifications with the filter, unless an index finds them.
     """
     beyond, order = (">", "ASC") if oldest_first else ("<", "DESC")
     last: str | None = None
-    if scan is not None:
+    index = None if scan is None else await find_metadata_index(tx, tenant, filter)
+    if scan is not None and index is None:
         compared = PostgresFilterQuery("FROM homing.messages AS m WHERE m.tenant = $1", (tenant,))
         compared = _beyond_id(compared, beyond, cursor).limited(f"m.id {order}", scan)
         last = await tx.one(
             f"SELECT id::text FROM (SELECT m.id {compared.text}) AS m OFFSET {scan - 1}",  # noqa: S608
             *compared.parameters,
         )
-    found = await build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None)
+    found = await build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None, index=index)
     found = _beyond_id(found, beyond, cursor)
     if last is not None:
         until = "<=" if oldest_first else ">="
@@ -482,6 +505,14 @@ async def minute_roll_ups(
     first = first_minute(tx.now, since_ms, step_ms)
     found = await tx.rows(_MINUTES.format(whose=whose, step=2), first, step_ms, *parameters)
     return tuple(build_minute_roll_up(*columns) for columns in found)
+
+
+async def last_attempts(
+    tx: PostgresTransaction, tenant: str, per_provider: int, scan: int
+) -> tuple[tuple[str, AttemptRecord], ...]:
+    """Returns the last attempts of each provider, with the ids of their notifications."""
+    found = await tx.rows(LAST_ATTEMPTS, tenant, per_provider, scan)
+    return tuple((id, msgspec.convert(fields, StoredAttempt)) for id, *fields in found)
 
 
 async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:

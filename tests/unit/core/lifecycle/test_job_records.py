@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from homing.core.lifecycle.commands import CommandName
-from homing.core.lifecycle.jobs import Job, JobStatus, current_job, why_unfinished
+from homing.core.lifecycle.jobs import Job, JobStatus, current_job, is_resumable, why_unfinished
 from homing.core.notifications import Filter
 from homing.core.times import moment
 
@@ -40,3 +40,14 @@ def test_a_job_whose_process_died_is_not_complete_although_no_reason_is_recorded
     lost = current_job(JOB, moment(0), moment(0) + timedelta(minutes=1))
     assert (lost.status, lost.stopped) == (JobStatus.INTERRUPTED, None)
     assert why_unfinished(lost) == "interrupted"
+
+
+def test_a_job_that_ended_early_can_be_resumed() -> None:
+    resumable = {status for status in JobStatus if is_resumable(replace(JOB, status=status))}
+    assert resumable == {JobStatus.STOPPED, JobStatus.FAILED, JobStatus.INTERRUPTED}
+
+
+def test_a_job_counts_on_from_its_earlier_run() -> None:
+    before = replace(JOB, matched=5, done=3, refused=2)
+    further = replace(JOB, who="bob").further(before, 10, 20, 30)
+    assert (further.matched, further.done, further.refused, further.who) == (15, 23, 32, "bob")

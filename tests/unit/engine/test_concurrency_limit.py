@@ -1,0 +1,101 @@
+"""Slots at a provider: first come, first served, and none is lost or given twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
+
+
+async def run_ready_tasks() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def waiting(limit: ConcurrencyLimit, got: list[int], number: int) -> asyncio.Task[None]:
+    async def wait() -> None:
+        await limit.acquire()
+        got.append(number)
+
+    return asyncio.create_task(wait())
+
+
+async def test_there_are_as_many_slots_as_the_limit() -> None:
+    limit = ConcurrencyLimit(2)
+    assert [limit.try_acquire() for _ in range(3)] == [True, True, False]
+    assert not limit.has_free_slot
+    limit.release()
+    assert limit.has_free_slot
+    assert [limit.try_acquire() for _ in range(2)] == [True, False]
+
+
+async def test_a_released_slot_goes_to_the_caller_that_waited_longest_and_to_no_other() -> None:
+    limit = ConcurrencyLimit(1)
+    await limit.acquire()
+    got: list[int] = []
+    tasks = [waiting(limit, got, number) for number in (1, 2, 3)]
+    await run_ready_tasks()
+    assert got == []
+    for expected in ([1], [1, 2], [1, 2, 3]):
+        limit.release()
+        await run_ready_tasks()
+        assert got == expected
+        assert not limit.has_free_slot
+    limit.release()
+    assert limit.has_free_slot
+    await asyncio.gather(*tasks)
+
+
+async def test_a_cancelled_wait_takes_no_slot() -> None:
+    limit = ConcurrencyLimit(1)
+    await limit.acquire()
+    got: list[int] = []
+    first, second = waiting(limit, got, 1), waiting(limit, got, 2)
+    await run_ready_tasks()
+    first.cancel()
+    await run_ready_tasks()
+    limit.release()
+    await second
+    assert got == [2]
+    limit.release()
+    assert limit.has_free_slot
+
+
+async def test_a_wait_that_is_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
+    limit = ConcurrencyLimit(1)
+    await limit.acquire()
+    got: list[int] = []
+    first, second = waiting(limit, got, 1), waiting(limit, got, 2)
+    await run_ready_tasks()
+    limit.release()  # for the first, which has not run yet
+    first.cancel()
+    await second
+    assert got == [2]
+
+
+async def test_a_wait_for_a_slot_ends_in_time_without_one() -> None:
+    limit, waits = ConcurrencyLimit(1), SlotWaits()
+    assert await waits.acquire(limit, 0)
+    assert not await waits.acquire(limit, 1)
+    limit.release()
+    assert limit.has_free_slot
+
+
+async def test_all_waits_of_a_caller_that_stops_end_and_later_ones_do_not_wait() -> None:
+    limit, waits = ConcurrencyLimit(1), SlotWaits()
+    await limit.acquire()
+    waiters = [asyncio.create_task(waits.acquire(limit, 3_600_000)) for _ in range(2)]
+    await run_ready_tasks()
+    waits.end()
+    assert await asyncio.gather(*waiters) == [False, False]
+    assert not await waits.acquire(limit, 3_600_000)
+    limit.release()
+    assert await waits.acquire(limit, 3_600_000)
+    assert not limit.has_free_slot
+
+
+@pytest.mark.parametrize("within_ms", [-5, 0])
+async def test_a_free_slot_is_taken_even_if_no_time_is_left(within_ms: int) -> None:
+    assert await SlotWaits().acquire(ConcurrencyLimit(1), within_ms)
