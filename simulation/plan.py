@@ -255,7 +255,7 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without timer, bridge, poison, spool, dead sink, splits and manual commands."""
+    """Returns the plan for a seed, without timer, bridge, poison, spool, dead sink, splits and operators."""
     plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False, spools=False)
     return replace(plan, dead_sink=False, by_hand=False, splits=False)
 
