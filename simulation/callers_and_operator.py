@@ -300,6 +300,7 @@ class SimulatedOperator:
         self._operator_process = operator_process
         self._rng = Random(f"{plan.seed}/operator")
         self._by_hand = Random(f"{plan.seed}/operator/by hand")
+        self._splitting = Random(f"{plan.seed}/operator/splits")
         self._forced: set[str] = set()
         self.commands = 0
 
@@ -341,6 +342,8 @@ class SimulatedOperator:
         rng, tenant = self._rng, self._rng.choice(tuple(self._operator_process.fronts))
         engine = self._operator_process.fronts[tenant]
         self.commands += 1
+        if self._plan.splits and self._splitting.random() < 0.1:
+            await self._split()
         drawn = rng.random()
         if drawn < 0.1:
             await self._read(tenant)
@@ -404,6 +407,20 @@ class SimulatedOperator:
         engine = self._operator_process.fronts[self._plan.tenants[0]]
         self._forced.add(provider)
         await engine.force_breaker(provider, phase, who="op")
+
+    async def _split(self) -> None:
+        rng, engine = self._splitting, self._operator_process.fronts[self._plan.tenants[0]]
+        views = await engine.splits.list()
+        if not views:
+            return
+        view = rng.choice(views)
+        if view.override is not None and rng.random() < 0.5:
+            await engine.splits.reset(view.channel, who="op")
+            return
+        shares = dict.fromkeys(view.providers, 0) | {rng.choice(view.providers): rng.choice((1, 5))}
+        self._watch.state.note_override(view.channel)
+        lasting = timedelta(seconds=rng.randrange(1, 120))
+        await engine.splits.set(view.channel, shares, who="op", why="slow", lasting=lasting)
 
     async def _directory(self, tenant: str) -> None:
         rng, number = self._rng, self._rng.randrange(_ADDRESS_COUNT)

@@ -173,6 +173,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     by_hand: bool = False
     """True if the operator also moves notifications to the dead letters, and the process without a worker
     processes only one tenant or chosen notifications now and then."""
+    splits: bool = False
+    """True if the operator overrides the split of channels now and then, for a time or until it is reset."""
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
@@ -233,6 +235,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         spools=Random(f"{seed}/spools").random() < 0.15,
         dead_sink=Random(f"{seed}/dead sink").random() < 0.15,
         by_hand=Random(f"{seed}/by hand").random() < 0.3,
+        splits=Random(f"{seed}/splits").random() < 0.3,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
     if plan.processes + plan.cron < 2:
@@ -252,14 +255,14 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed without timer, bridge, poison, spool, dead sink and actions by hand."""
+    """Returns the plan for a seed, without timer, bridge, poison, spool, dead sink, splits and operators."""
     plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False, spools=False)
-    return replace(plan, dead_sink=False, by_hand=False)
+    return replace(plan, dead_sink=False, by_hand=False, splits=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
-    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS, by_hand=False)
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS, by_hand=False, splits=False)
 
 
 def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -334,7 +337,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
-        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 10 * _MINUTE_MS)),
         bounce_failover=rng.choice(tuple(BounceFailover)),
     )
 
