@@ -3,9 +3,9 @@
     python bench/redis_timer.py --rounds 3
 
 2,000 notifications become due within 20 s. One process sends them, and another works. Both ways are measured
-at the same time, each with a store and a worker of its own, because the lateness of either depends on what else
-the machine does. The due times of one lie between those of the other. The result is the median of the rounds'
-ratios. Without --redis, a Redis server is started. The CPU time is that of the worker.
+at the same time, each with a store and a worker of its own, because the lateness of either depends on what
+else the machine does. The due times of one lie between those of the other. The result is the median of the
+rounds' ratios. Without --redis, a Redis server is started. The CPU time is that of the worker.
 """
 
 from __future__ import annotations
