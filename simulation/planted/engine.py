@@ -186,7 +186,7 @@ def cancelled_by_itself(real: Any) -> Any:
     "12",
     on=(FunctionProvider, "_call"),
     plan=bugs.misbehaving,
-    seed=1_003,
+    seed=1_005,
 )
 def nonsense_is_accepted(real: Any) -> Any:
     async def call(self: Any, delivery: Any) -> Any:
@@ -232,6 +232,17 @@ def limit_per_batch(real: Any) -> Any:
 )
 def weight_ignored(real: Any) -> Any:
     return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
+
+
+@BUGS.plant(
+    "an override of the split moves notifications that were accepted before it",
+    "9",
+    on=(provider_roster, "split_at"),
+    plan=bugs.overridden,
+    seed=1_003,
+)
+def override_of_all(real: Any) -> Any:
+    return lambda overrides, at: real(overrides, overrides[0].since)
 
 
 @BUGS.plant(
