@@ -64,6 +64,10 @@ _FEW_ROWS = 20_000
 _RARE_FACTOR = 20
 """The query also starts from the states if at most one row in this many has one of the wanted statuses."""
 
+_MANY_ROWS = 50_000
+"""The query never starts from the states if more rows than this have the wanted statuses: sorting them takes
+long, and a scan by id soon finds the newest of them."""
+
 _COUNTS = """
 SELECT coalesce(sum(count) FILTER (WHERE status = ANY($2::text[])), 0), coalesce(sum(count), 0)
 FROM homing.all_tallies WHERE tenant = $1
@@ -183,7 +187,7 @@ async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Sta
     if not statuses or statuses & SUCCESSFUL:
         return False
     [(number, total)] = await tx.rows(_COUNTS, tenant, [status.value for status in statuses])
-    return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
+    return bool(number <= _FEW_ROWS or (number <= _MANY_ROWS and number * _RARE_FACTOR <= total))
 
 
 def _states_alone(statuses: frozenset[Status], *, acknowledged: bool = False) -> str:
