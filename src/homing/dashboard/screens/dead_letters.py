@@ -23,7 +23,7 @@ screens = Screens()
 DEFAULT_RATE = 10.0
 """Notifications per second of a job, unless the form says otherwise."""
 
-_DRY_RUN = timedelta(milliseconds=100)
+_DRY_RUN = timedelta(milliseconds=50)
 """Time in which a dry run counts. If there are more, the page says so."""
 
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")

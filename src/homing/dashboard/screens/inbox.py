@@ -32,21 +32,18 @@ async def read_inbox(visit: Visit) -> str:
     local = [one.id for one in providers if one.kind in _LOCAL_KINDS or visit.tools.demo is not None]
     channel = visit.query.get("channel", "")
     fields = {"channel": channel} if channel in tuple(Channel) else {}
-    found = [
-        n
+    successful = [one.value for one in SUCCESSFUL]
+    pages = [
+        await visit.api.find("", {"provider": provider, "statuses": successful, **fields}, limit=_LIMIT)
         for provider in local[:5]
-        for n in (
-            await visit.api.list(
-                {"provider": provider, "statuses": [one.value for one in SUCCESSFUL], **fields},
-                limit=_LIMIT,
-            )
-        ).items
     ]
+    found = [n for page in pages for n in page.items]
     found.sort(key=lambda n: n.created_at, reverse=True)
     return visit.html(
         "inbox_part.html",
         items=found[:_LIMIT],
         local=local,
+        complete=len(found) >= _LIMIT or all(page.complete for page in pages),
         chosen=visit.query.get("id", ""),
         channel=channel,
         channels=list(Channel),

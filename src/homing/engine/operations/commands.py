@@ -37,7 +37,7 @@ log = logging.getLogger("homing.commands")
 
 _STEP_SIZE = 100
 
-_DRY_RUN_STEP_SIZE = 1_000
+_DRY_RUN_STEP_SIZE = 300
 """A dry run holds no locks, so its steps may be larger."""
 
 _DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})

@@ -41,6 +41,7 @@ from homing.stores.common.codec import (
 from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_minute
 from homing.stores.common.searches import (
     HAS_RECIPIENT_ID,
+    MOST_INDEXED,
     POSTGRES_RECIPIENT_KEY,
     contained_value,
     end_scan,
@@ -63,6 +64,10 @@ _FEW_ROWS = 20_000
 
 _RARE_FACTOR = 20
 """The query also starts from the states if at most one row in this many has one of the wanted statuses."""
+
+_MANY_ROWS = 50_000
+"""The query never starts from the states if more rows than this have the wanted statuses: sorting them takes
+long, and a scan by id soon finds the newest of them."""
 
 _COUNTS = """
 SELECT coalesce(sum(count) FILTER (WHERE status = ANY($2::text[])), 0), coalesce(sum(count), 0)
@@ -107,11 +112,7 @@ async def build_filter_query(
     wanted = frozenset(statuses)
     is_searched = by_id or index is not None or any(getattr(filter, name) is not None for name in _SEARCHED)
     acknowledged = filter.acknowledged is True and wanted == {Status.FAILED}
-    if acknowledged and not is_searched:
-        few = await tx.one(_NUMBER_ACKNOWLEDGED, tenant) <= _FEW_ROWS
-    else:
-        few = not is_searched and await _are_few(tx, tenant, wanted)
-    if few:
+    if not is_searched and await _are_few(tx, tenant, wanted, acknowledged=acknowledged):
         states = _states_alone(wanted, acknowledged=acknowledged)
         text = f"FROM {states} AS s JOIN homing.messages AS m ON m.seq = s.seq"
     else:
@@ -126,6 +127,8 @@ async def build_filter_query(
             value = getattr(filter, name)
             if value is not None:
                 found = found.beyond(f"{alias}.{name} = {{}}", to_column(value))
+    if filter.address is not None and await tx.one(_NUMBER_OF_ADDRESS, filter.address) <= MOST_INDEXED:
+        found = found.beyond("left(m.address, 300) = left({}::text, 300)", filter.address)
     found = _add_search(found, filter)
     if filter.acknowledged is not None:
         is_set = "NOT NULL" if filter.acknowledged else "NULL"
@@ -147,8 +150,6 @@ async def build_filter_query(
 
 def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQuery:
     """Returns the query with the conditions of the fields that only searches use."""
-    if filter.address is not None:
-        found = found.beyond("left(m.address, 300) = left({}::text, 300)", filter.address)
     if filter.recipient_id is not None:
         start, key = recipient_parts(filter.recipient_id)
         # The condition of the index is literal text with braces, which `beyond` would replace.
@@ -163,6 +164,13 @@ def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQue
     return found
 
 
+_NUMBER_OF_ADDRESS = f"""
+SELECT count(*) FROM (
+  SELECT 1 FROM homing.messages WHERE left(address, 300) = left($1::text, 300)
+  LIMIT {MOST_INDEXED + 1}) AS chosen
+"""  # noqa: S608
+"""If very many notifications have the address, a scan by id soon finds the newest of them without sorting."""
+
 _NUMBER_ACKNOWLEDGED = f"""
 SELECT count(*) FROM (
   SELECT 1 FROM homing.settled WHERE tenant = $1 AND status = 'failed' AND acknowledged_at IS NOT NULL
@@ -175,15 +183,20 @@ _SEARCHED = ("batch_id", "address", "recipient_id", "provider_message_id", "id_p
 """Fields with an index of their own, from which a query starts whatever the statuses are."""
 
 
-async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Status]) -> bool:
+async def _are_few(
+    tx: PostgresTransaction, tenant: str, statuses: frozenset[Status], *, acknowledged: bool
+) -> bool:
     """Returns True if reading all rows with these statuses is cheaper than scanning the messages by id.
 
-    A scan by id would read all the successful notifications to find the few others.
+    A scan by id would read all the successful notifications to find the few others. If `acknowledged`, only
+    dead letters that were acknowledged count.
     """
+    if acknowledged:
+        return bool(await tx.one(_NUMBER_ACKNOWLEDGED, tenant) <= _FEW_ROWS)
     if not statuses or statuses & SUCCESSFUL:
         return False
     [(number, total)] = await tx.rows(_COUNTS, tenant, [status.value for status in statuses])
-    return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
+    return bool(number <= _FEW_ROWS or (number <= _MANY_ROWS and number * _RARE_FACTOR <= total))
 
 
 def _states_alone(statuses: frozenset[Status], *, acknowledged: bool = False) -> str:
