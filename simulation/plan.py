@@ -166,6 +166,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     bridge: BridgePlan | None = None
     poison: bool = False
     """True if there are items that the store, a sink or intake refuses for good."""
+    spools: bool = False
+    """True if callers let some requests wait in a file while the store is unavailable."""
     dead_sink: bool = False
     """True if there is a sink that no process has, so that its events wait for ever."""
     by_hand: bool = False
@@ -230,6 +232,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         is_notified=Random(f"{seed}/notified").random() >= 0.2,
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
         poison=Random(f"{seed}/poison").random() < 0.15,
+        spools=Random(f"{seed}/spools").random() < 0.15,
         dead_sink=Random(f"{seed}/dead sink").random() < 0.15,
         by_hand=Random(f"{seed}/by hand").random() < 0.3,
         splits=Random(f"{seed}/splits").random() < 0.3,
@@ -252,8 +255,8 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without timer, bridge, poison, dead sink, splits and commands by hand."""
-    plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
+    """Returns the plan for a seed, without timer, bridge, poison, spool, dead sink, splits and operators."""
+    plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False, spools=False)
     return replace(plan, dead_sink=False, by_hand=False, splits=False)
 
 
@@ -334,7 +337,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
-        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 10 * _MINUTE_MS)),
         bounce_failover=rng.choice(tuple(BounceFailover)),
     )
 
@@ -388,8 +391,8 @@ def _with_lost_commits(plan: SimulationPlan, rng: Random) -> SimulationPlan:
 def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> SimulationPlan:
     """Returns the plan with a store that loses its last commits now and then, and goes on.
 
-    There are no jumps of the clock then, and no brokers, timers and inboxes, because their messages are gone
-    once they were acknowledged.
+    There are no jumps of the clock then, and no brokers, timers, inboxes and spools, because their messages
+    are gone once they were acknowledged.
     """
     fault_plan = replace(
         plan.fault_plan,
@@ -399,7 +402,8 @@ def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> Sim
         long_jump_every_ms=0,
         restart_jump_ms=0,
     )
-    return replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False, dead_sink=False)
+    plan = replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False, spools=False)
+    return replace(plan, dead_sink=False)
 
 
 def _misbehave(rng: Random) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.ids import id_time_ms
 from homing.core.lifecycle.outcomes import Outcome
@@ -212,6 +213,14 @@ class ShadowState(Struct, kw_only=True):
     of attempts that the store does not know, so only the rules of the store itself are checked, and
     invariant 26."""
 
+    def copied(self) -> ShadowState:
+        """Returns a copy that shares nothing with this state that can change."""
+        copy = replace(self)
+        for name in _CONTAINERS:
+            setattr(copy, name, getattr(self, name).copy())
+        copy.calls = {number: replace(call) for number, call in self.calls.items()}
+        return copy
+
     @property
     def is_taken(self) -> bool:
         """Returns True if a provider has or may have taken a message, and has not reported its failure."""
@@ -236,6 +245,14 @@ class ShadowState(Struct, kw_only=True):
     def keys(self) -> MatchKeys:
         """Returns the keys that select the notification's policy."""
         return MatchKeys(self.tenant, self.type, self.origin, self.channel, self.priority)
+
+
+_CONTAINERS = tuple(
+    name
+    for name in ShadowState.__struct_fields__
+    if ShadowState.__annotations__[name].startswith(("set[", "dict[", "list["))
+)
+"""Fields with containers that can change. Their items cannot, apart from `calls`."""
 
 
 class SimulationState:

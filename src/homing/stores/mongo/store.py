@@ -44,7 +44,6 @@ from homing.stores.mongo import (
 from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import MongoConnection
 from homing.stores.mongo.documents import Document
-from homing.stores.mongo.errors import translate
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 from homing.stores.mongo.wake_ups import WakeUps
 
@@ -81,7 +80,16 @@ class MongoStore(TransactionalStore):
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the layout of the database."""
         await self._connection.open()
-        await self._outside(schema.check_version(self._connection.database, self._connection.where))
+        try:
+            await self._connection.outside(self._check_layout())
+        except BaseException:
+            await self._connection.close()
+            raise
+
+    async def _check_layout(self) -> None:
+        database, where = self._connection.database, self._connection.where
+        await schema.check_version(database, where)
+        await schema.check_complete(database, where)
 
     async def close(self) -> None:
         await self._accepting.finish()
@@ -91,7 +99,7 @@ class MongoStore(TransactionalStore):
     async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Creates what is missing of the collections and indexes. Several processes may call it at once."""
         where = self._connection.where
-        return await self._outside(schema.migrate(self._connection.database, where, create=create))
+        return await self._connection.outside(schema.migrate(self._connection.database, where, create=create))
 
     async def now_ms(self) -> int:
         return await self._connection.now_ms()
@@ -148,7 +156,7 @@ class MongoStore(TransactionalStore):
             return batch
         database = SessionDatabase(self._connection.database)
         self._turns.record(chosen.share.taken())
-        waiting, _ = await self._outside(
+        waiting, _ = await self._connection.outside(
             asyncio.gather(claim.waiting_queues(database, request), claim.write_turns(database, chosen.share))
         )
         return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
@@ -196,14 +204,14 @@ class MongoStore(TransactionalStore):
     # Checks --------------------------------------------------------------------------------------
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        return await self._outside(server_checks.examine(self._connection.database, now_ms))
+        return await self._connection.outside(server_checks.examine(self._connection.database, now_ms))
 
     # Upkeep --------------------------------------------------------------------------------------
 
     async def size(self) -> Mapping[str, int]:
         counts = await self._read(upkeep.size)
-        stats = await self._outside(self._connection.database.command("dbStats"))
-        version = await self._outside(schema.read_version(self._connection.database))
+        stats = await self._connection.outside(self._connection.database.command("dbStats"))
+        version = await self._connection.outside(schema.read_version(self._connection.database))
         size = int(stats.get("storageSize", 0)) + int(stats.get("indexSize", 0))
         return {**counts, "bytes": size, "schema_version": version or 0}
 
@@ -217,15 +225,6 @@ class MongoStore(TransactionalStore):
 
     async def _look(self, action: Callable[[MongoTransaction], Awaitable[R]]) -> R:
         return await self._connection.look(action)
-
-    async def _outside(self, call: Awaitable[R]) -> R:
-        """Awaits a call outside of a transaction, and translates its errors."""
-        try:
-            return await call
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise translate(error, self._connection.where) from error
 
     async def _accept_together(
         self, batches: Sequence[Sequence[Submission]], may_wait: bool
