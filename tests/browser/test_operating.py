@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -40,6 +41,7 @@ def test_from_the_alert_to_resent_dead_letters_in_fewer_than_ten_clicks(
     expect(page.locator(".verdict")).to_contain_text("at 10 per second")
     page.get_by_label("Per second").fill("1000")
     click("Estimate again", "button")
+    expect(page.locator(".verdict")).to_contain_text(re.compile("at 1,?000 per second"))
     page.get_by_label("Reason").fill("the mailboxes exist now")
     click("Resend 30", "button")
     page.wait_for_url("**/ui/jobs/*")

@@ -104,6 +104,7 @@ CALLS: dict[str, Callable[[Backend], Awaitable[Any]]] = {
     "due, by status": lambda store: store.count_due("default"),
     "tallies": lambda store: store.tallies("default"),
     "error groups": lambda store: store.error_groups("default"),
+    "last attempts": lambda store: store.last_attempts("default", per_provider=10, scan=500),
     "roll-ups": lambda store: store.roll_ups("default", since_ms=3_600_000),
     "oldest retry": lambda store: store.oldest_retry_at("default"),
     "oldest retry of all": lambda store: store.oldest_retry_at(None),

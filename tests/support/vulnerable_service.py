@@ -54,15 +54,18 @@ async def take_any_form(request: Request) -> dict[str, str]:
 
 
 def plant_in_pages() -> None:
-    sign_in.SignIn.is_own_form = sign_in.SignIn.is_own_origin = lambda *_: True  # type: ignore[method-assign]
-    sign_in.SignIn._may_try = _always  # type: ignore[method-assign]
-    original = sign_in.SignIn.__init__
+    entrance: Any = sign_in.SignIn
+    sessions: Any = web_sessions.WebSessions
+    visit: Any = visits.Visit
+    entrance.is_own_form = entrance.is_own_origin = lambda *_: True
+    entrance._may_try = _always
+    original = entrance.__init__
 
     def begin(self: Any, tools: Any, authenticate: Any, **options: Any) -> None:
         async def by_id_alone(header: str) -> Caller | None:
-            known = await authenticate(header)
-            id = f"{header}_".split("_")[1]
-            return known or await tools.engine.keys.find_caller(id)
+            known: Caller | None = await authenticate(header)
+            by_id: Caller | None = await tools.engine.keys.find_caller(f"{header}_".split("_")[1])
+            return known or by_id
 
         original(self, tools, by_id_alone, **options)
 
@@ -88,20 +91,21 @@ def plant_in_pages() -> None:
     def absolute(self: Any, path: str, **query: object) -> str:
         return f"http://{self.request.headers['host']}/ui/{path}?{urlencode(query)}"
 
-    of_visit = visits.Visit.__init__
+    of_visit = visit.__init__
 
     def see_the_victim(self: Any, tools: Any, request: Any, session: Any) -> None:
         of_visit(self, tools, request, session)
         self.api = tools.engine.of("victim")
 
-    sign_in.SignIn.__init__ = begin  # type: ignore[method-assign]
-    sign_in.SignIn.ask = ask  # type: ignore[method-assign]
-    web_sessions.WebSessions.use_link = use_link  # type: ignore[method-assign]
-    web_sessions.WebSessions._read = read  # type: ignore[method-assign]
-    web_sessions.WebSessions._caller = caller  # type: ignore[method-assign]
-    visits.Visit.__init__ = see_the_victim  # type: ignore[method-assign]
-    visits.Visit.to = absolute  # type: ignore[method-assign]
-    pages.read_form = sign_in.read_form = take_any_form
+    entrance.__init__ = begin
+    entrance.ask = ask
+    sessions.use_link = use_link
+    sessions._read = read
+    sessions._caller = caller
+    visit.__init__ = see_the_victim
+    visit.to = absolute
+    for module in (pages, sign_in):
+        vars(module)["read_form"] = take_any_form
     pages._HEADERS.clear()
     rendering.environment().autoescape = False
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from homing import Homing
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.notifications import Channel
-from homing.engine.engine import Engine
 from support.engine_harness import EngineHarness, K, TimedProvider, mail, seconds, serving
 
 HOUR = timedelta(hours=1)
@@ -23,7 +23,7 @@ def two(weights: tuple[int | None, int | None] = (None, None), **usual: Any) -> 
     }
 
 
-async def starts(engine: Engine, number: int = 40) -> Counter[str]:
+async def starts(engine: Homing, number: int = 40) -> Counter[str]:
     return Counter([(await engine.get(await mail(engine))).provider for _ in range(number)])
 
 
