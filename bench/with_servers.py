@@ -2,9 +2,10 @@
 
     python bench/with_servers.py postgres redis rabbitmq -- homing bench sqlite: {postgres}
 
-A server of your own is used instead if BENCH_POSTGRES, BENCH_REDIS or BENCH_AMQP has its URL. In the
-command, `{postgres}`, `{redis}` and `{rabbitmq}` stand for the URLs, and its environment has them in these
-variables. The servers are empty, write to disk as in production, and end with this program.
+A server of your own is used instead if BENCH_POSTGRES, BENCH_REDIS, BENCH_MONGO or BENCH_AMQP has its
+URL. In the command, `{postgres}`, `{redis}`, `{mongo}` and `{rabbitmq}` stand for the URLs, and its
+environment has them in these variables. The servers are empty, write to disk as in production, and
+end with this program.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 SERVERS = {
     "postgres": ("BENCH_POSTGRES", "support.private_postgres", "PrivatePostgres"),
     "redis": ("BENCH_REDIS", "support.redis_server", "RedisServer"),
+    "mongo": ("BENCH_MONGO", "support.mongo_server", "PrivateMongo"),
     "rabbitmq": ("BENCH_AMQP", "support.rabbitmq_server", "PrivateRabbitMQ"),
 }
 """Name of a server → variable with its URL, and the class of the tests that starts one."""

@@ -32,7 +32,8 @@
 26. If the store loses commits, what is acknowledged afterwards keeps every invariant. What it still knows of
     ends, and is not sent more often than the policy allows for the attempts that it knows of. A process that
     notices the loss reports once, in one report, what it had acknowledged and is gone, and nothing else.
-27. A send ends within `store_timeout_ms`, however long the store takes.
+27. A send ends within `store_timeout_ms`, and a synchronous one within two seconds, however long the store
+    and the provider take.
 28. If events wait for a sink too long, an alert about it reaches the other sinks.
 29. A failure that does not count is retried however few attempts are left. If another provider is then tried
     at once, that attempt counts.
@@ -51,8 +52,8 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.notifications import Channel, Message, Notification, OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.ports.stores import Entry
 from homing.core.routing.breaker import Breaker
+from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.settings import STORE_TIMEOUT_MS
 from simulation.checkers.claims import check_chosen, check_order
 from simulation.checkers.clock import ClockChecker
@@ -233,9 +234,6 @@ class InvariantChecker:
 
     # From the processes --------------------------------------------------------------------------
 
-    def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
-        self.policies.read(process, entries)
-
     def send_begins(self, process: str, provider: str, delivery: Delivery) -> ProviderCall:
         def passes(shadow: ShadowState) -> None:
             self.breakers.passes(process, provider, shadow)
@@ -290,8 +288,10 @@ class InvariantChecker:
             elif id not in self.state.lost:  # the commit is lost, but its answer was in flight
                 self.state.violate("2", "reported as accepted, but not stored", id)
 
-    def answered_after(self, took_ms: int) -> None:
-        """Checks that a send has not waited too long for the store (invariant 27)."""
+    def answered_after(self, took_ms: int, *, synchronous: bool) -> None:
+        """Checks that a send has not waited too long for the store or the provider (invariant 27)."""
+        if synchronous and took_ms > SYNCHRONOUS_TIMEOUT_MS:
+            self.state.violate("27", f"a synchronous send took {took_ms} ms")
         if took_ms > STORE_TIMEOUT_MS + _PREPARE_MS:
             self.state.violate("27", f"a send took {took_ms} ms")
 

@@ -95,9 +95,11 @@ class FaultyStore(CheckedStore):
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
         read = partial(super().list_entries, tenant, kind, prefix=prefix, after=after, limit=limit)
+        if kind != "policy":
+            return await self._intercept("list_entries", read)
+        number = self.watch.policies.begin_read(self._host.name)
         entries = await self._intercept("list_entries", read)
-        if kind == "policy":
-            self.watch.policies_read(self._host.name, entries)
+        self.watch.policies.read(self._host.name, number, entries)
         return entries
 
     async def breakers(self) -> dict[str, Breaker]:

@@ -143,7 +143,8 @@ class RequestChecker:
         state, key = self._state, (submission.tenant, submission.idempotency_key)
         known = self._keys.get(key)
         forgotten = known is not None and state.now - known.at >= state.plan.retention.keys_ms
-        if known is None or (forgotten and new):
+        as_new = bool(new) or (answer.batch_id == submission.batch_id and not answer.conflict)
+        if known is None or (forgotten and as_new):  # a duplicate by its dedup key has no new row
             if not answer.conflict:
                 at = state.now
                 self._keys[key] = _Answered(submission.fingerprint, answer.batch_id, answer.ids, at)

@@ -115,11 +115,26 @@ class PolicyChecker:
         self._configured = {rule.name: rule for rule in state.plan.rules}
         self._made: dict[tuple[tuple[str, int, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
+        self._begun: dict[str, int] = {}
+        """Process → number of its reads of the rules that have begun."""
+        self._finished: dict[str, int] = {}
+        """Process → number of the latest of its reads that has finished."""
         self._spread: list[tuple[int, int]] = []
         """(jitter, width of the interval) of each capped delay with jitter."""
 
-    def read(self, process: str, entries: Sequence[Entry]) -> None:
-        """Records that the process has just read the rules."""
+    def begin_read(self, process: str) -> int:
+        """Records that the process begins to read the rules. Returns the number of this read."""
+        self._begun[process] = self._begun.get(process, 0) + 1
+        return self._begun[process]
+
+    def read(self, process: str, number: int, entries: Sequence[Entry]) -> None:
+        """Records that the process has just read the rules.
+
+        A process ignores a read if one that began later has finished before.
+        """
+        if number < self._finished.get(process, 0):
+            return
+        self._finished[process] = number
         book = self._book(entries)
         known = self._read.setdefault(process, [])
         if not known or known[-1][1] is not book:
@@ -202,6 +217,8 @@ class PolicyChecker:
 
     def _check_first(self, process: str, row: Row) -> None:
         """Checks the first provider: the first of the route, or one with a share if the route is split."""
+        if self._state.may_be_overridden(row.channel, row.id):
+            return
         route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
         weights = {c.id: c.weight if len(route) > 1 else None for c in self._state.plan.providers}
         weights, first = {one: weights[one] for one in route}, route[0]
@@ -411,7 +428,8 @@ class PolicyChecker:
         low, high = max(shortest, waits_for), max(longest, held_ms)
         if not low <= settlement.delay_ms <= high:
             return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
-        for one in () if shadow.pinned else route:
+        unsure = shadow.pinned or self._state.may_be_overridden(shadow.channel, shadow.id)
+        for one in () if unsure else route:
             if one == to:
                 break
             refused = one in (settlement.spent or ())
@@ -518,7 +536,7 @@ class PolicyChecker:
             return ("9", f"moved with {spent} spent after {shadow.spent}")
         route = self._own_route(process, shadow)
         before = [one for one in self._surely_free(process, shadow) if route.index(one) < route.index(to)]
-        if before:
+        if before and not self._state.may_be_overridden(shadow.channel, shadow.id):
             return ("9", f"moved to {to}, although {before[0]} comes before it")
         uncounts = _uncounts(shadow, settlement)
         if settlement.moves != shadow.moves + settlement.free_move + uncounts:
@@ -530,11 +548,11 @@ class PolicyChecker:
             if not free_allowed:
                 return ("9", f"moved at once to {to} under `failover_wait = {policy.failover_wait}`")
             return ("8", f"a move at once waits {settlement.delay_ms} ms") if settlement.delay_ms else None
+        if uncounts and free_allowed and settlement.delay_ms == 0:
+            return None  # at once, and the next attempt counts instead of this one
         fault = settlement.attempt.outcome is OutcomeKind.PROVIDER_FAULT
-        if uncounts and free_allowed:
-            return None if settlement.delay_ms == 0 else ("8", f"the move to {to} is not made at once")
         if fault or policy.failover_wait is FailoverWait.NONE:
-            return ("9", f"the move to {to} is not made at once")
+            return ("8" if uncounts else "9", f"the move to {to} is not made at once")
         if not bounds[0] <= settlement.delay_ms <= bounds[1]:
             return ("8", f"the next provider is due in {settlement.delay_ms} ms, not {bounds[0]}–{bounds[1]}")
         return None

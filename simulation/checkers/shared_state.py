@@ -153,10 +153,13 @@ class BreakerChecker:
             state.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
 
     def may_avoid(self, process: str, provider: str, shadow: ShadowState) -> bool:
-        """Returns True if an attempt may avoid this provider, because its breaker may have been open."""
+        """Returns True if an attempt may avoid this provider, because its breaker may have been open.
+
+        An operator's choice wins over the automatic phase.
+        """
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
-        shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
+        shut = any((view.forced or view.phase) is not Phase.CLOSED for view in views)
         reset = self._reset_ms.get(key, -1) >= shadow.leased_ms
         return shut or reset or key in self._tripped_ms or key in self._unsure
 

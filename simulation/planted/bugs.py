@@ -191,6 +191,15 @@ def repeating(seed: int) -> SimulationPlan:
     return replace(bounced(seed), fault_plan=fault_plan, repeats=0.45)
 
 
+def short_keys(seed: int) -> SimulationPlan:
+    """Returns a plan like `repeating`, in which keys are purged long before their dedup windows end.
+
+    Receipts are purged with the keys, so none comes again later than that.
+    """
+    plan = replace(repeating(seed), spread_ms=300_000, faults_ms=300_000)
+    return replace(plan, retention=Retention(keys_ms=100_000))
+
+
 def split(seed: int) -> SimulationPlan:
     """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)
@@ -200,6 +209,12 @@ def split(seed: int) -> SimulationPlan:
     return replace(
         plan, providers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in providers)
     )
+
+
+def overridden(seed: int) -> SimulationPlan:
+    """Returns a plan with failures at providers, in which the operator often overrides splits."""
+    plan = replace(plain_plan(seed, REQUESTS), splits=True)
+    return replace(plan, fault_plan=replace(NO_FAULTS, trouble=0.7, operator_every_ms=1_500))
 
 
 def paced(seed: int) -> SimulationPlan:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Reason
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
@@ -21,13 +22,14 @@ from homing.engine.delivery import breakers, deliverer, guard, settler, worker
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
-from homing.engine.intake import requests
+from homing.engine.intake import requests, synchronous_send
 from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
 from homing.engine.upkeep import heartbeats, outbox_relay
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.thresholds import ThresholdMonitor
+from homing.providers.local.function import FunctionProvider
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -76,6 +78,19 @@ def lease_not_looked_at_again(real: Any) -> Any:
 )
 def send_without_deadline(real: Any) -> Any:
     return lambda self, until: nullcontext()
+
+
+@BUGS.plant(
+    "a synchronous send waits as long as the store takes",
+    "27",
+    on=(synchronous_send.SynchronousSender, "_wait"),
+    plan=bugs.slow_store,
+)
+def synchronous_without_deadline(real: Any) -> Any:
+    async def wait(self: Any, send: Any, until_ms: int) -> None:
+        await asyncio.wait({send})
+
+    return wait
 
 
 @BUGS.plant(
@@ -166,6 +181,22 @@ def cancelled_by_itself(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "a value that is no result counts as accepted",
+    "9",
+    "12",
+    on=(FunctionProvider, "_call"),
+    plan=bugs.misbehaving,
+    seed=1_003,
+)
+def nonsense_is_accepted(real: Any) -> Any:
+    async def call(self: Any, delivery: Any) -> Any:
+        result = await real(self, delivery)
+        return result if isinstance(result, Outcome) else str(result)
+
+    return call
+
+
+@BUGS.plant(
     "a worker without the provider sends through another one",
     "9",
     on=(Capacity, "request"),
@@ -201,6 +232,17 @@ def limit_per_batch(real: Any) -> Any:
 )
 def weight_ignored(real: Any) -> Any:
     return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
+
+
+@BUGS.plant(
+    "an override of the split moves notifications that were accepted before it",
+    "9",
+    on=(provider_roster, "split_at"),
+    plan=bugs.overridden,
+    seed=1_003,
+)
+def override_of_all(real: Any) -> Any:
+    return lambda overrides, at: real(overrides, overrides[0].since)
 
 
 @BUGS.plant(

@@ -639,6 +639,16 @@ def purged_early(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "dedup keys are purged before their window ends",
+    "3",
+    on=(upkeep, "_DELETE_OLD_DEDUPS"),
+    plan=bugs.short_keys,
+)
+def window_cut_short(real: Any) -> Any:
+    return real.replace("kept_until <= ?2", "?2 > 0")
+
+
+@BUGS.plant(
     "published events take others with them",
     "2",
     "17",

@@ -28,6 +28,7 @@ from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
 from homing.engine.operations.jobs import Jobs
 from homing.engine.operations.policies import Policies
 from homing.engine.operations.recipients import Recipients
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.templates import Templates
 from homing.engine.tenant_api import TenantApi
 from homing.library import Homing
@@ -203,6 +204,17 @@ class SyncPolicies(SyncPart[Policies]):
     try_refresh = _waits(Policies.try_refresh)
 
 
+class SyncSplits(SyncPart[SplitOverrides]):
+    """`Homing.splits` for code that is not async."""
+
+    check = _runs(SplitOverrides.check)
+    in_force = _waits(SplitOverrides.in_force)
+    list = _waits(SplitOverrides.list)
+    refresh = _waits(SplitOverrides.refresh)
+    reset = _waits(SplitOverrides.reset)
+    set = _waits(SplitOverrides.set)
+
+
 class SyncTenants(SyncPart[Tenants]):
     """`Homing.tenants` for code that is not async."""
 
@@ -308,6 +320,8 @@ class SyncTenantApi(SyncPart[_Tenant]):
     dry_run = _waits(TenantApi.dry_run)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
+    batch = _waits(TenantApi.batch)
+    batches = _waits(TenantApi.batches)
     find = _waits(TenantApi.find)
     find_all = _iterates(TenantApi.find_all)
     find_hold = _waits(TenantApi.find_hold)
@@ -402,6 +416,11 @@ class SyncHoming(SyncTenantApi[Homing]):
     def keys(self) -> SyncKeys:
         """Works like `Homing.keys`."""
         return SyncKeys(self._thread, lambda engine: engine.keys)
+
+    @property
+    def splits(self) -> SyncSplits:
+        """Works like `Homing.splits`."""
+        return SyncSplits(self._thread, lambda engine: engine.splits)
 
     @property
     def tenants(self) -> SyncTenants:

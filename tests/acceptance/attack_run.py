@@ -9,6 +9,8 @@ tenant's data, a variable in the service's environment, and a server on this mac
 Three kinds need no key: forms on an unsubscribe link that are slow to parse, bytes after the head of a
 request, and connections that are held open. They succeed if a request is not refused, or if the service does
 not close a connection.
+
+The attacks on the dashboard are in `page_attacks`.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ from homing.core.notifications import Channel
 from homing.core.recipients.unsubscribe_links import LinkSealer, Subscription
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from page_attacks import pages
 
 from support import template_attacks
 from support.cli_driver import Cli
@@ -104,6 +109,8 @@ class AttackTarget:
     rng: random.Random
     link: str
     """The path of an unsubscribe link that was sent to the attacker."""
+    sign_in_link: str = ""
+    """Token of the link with which the service's operator signs in once."""
     patience_s: float = 60
     """How long the service may take to close a connection before it counts as held."""
     tries: Counter[str] = field(default_factory=Counter)
@@ -616,6 +623,7 @@ def _left_open(lines: Mapping[socket.socket, tuple[str, bytes]], until: float) -
 KINDS: tuple[Callable[[AttackTarget, int], None], ...] = (
     *(templates, headers, tokens, targets, tenants),
     *(forms, trailers, held),
+    pages,
 )
 
 
@@ -635,6 +643,7 @@ def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[AttackTarget]:
                 service=service,
                 key=_key(service, "mallory", ["send", "read", "operate", "manage"]),
                 link=_link(),
+                sign_in_link=_sign_in_link(service),
                 victim=_planted(service, victim),
                 canary=canary,
                 rng=random.Random(seed),
@@ -660,6 +669,15 @@ def _key(service: Service, tenant: str, scopes: list[str]) -> str:
     status, body = service.call("POST", "/api/v1/keys", {"name": "k", "tenant": tenant, "scopes": scopes})
     assert status < 300, body
     return str(json.loads(body)["text"])
+
+
+def _sign_in_link(service: Service) -> str:
+    """Returns the token of the link that the service prints when it starts."""
+    assert service.process.stdout is not None
+    for line in service.process.stdout:
+        if "/ui/sign-in?link=" in line:
+            return line.strip().rpartition("=")[2]
+    raise AssertionError("the service prints a link")
 
 
 def _link() -> str:

@@ -1,10 +1,13 @@
-"""Runs three workers on PostgreSQL during many faults: nothing may be lost.
+"""Runs three workers on PostgreSQL or MongoDB during many faults: nothing may be lost.
 
     python tests/acceptance/chaos_run.py
+    python tests/acceptance/chaos_run.py --store mongodb
 
 Workers are killed with `kill -9`, the server is stopped as by a power cut and started again, its connections
 are cut, and workers are suspended for three leases, all at random moments while this process keeps sending.
-Some of them are suspended inside a transaction, when they hold locks that others need. Afterwards every
+Some of them are suspended inside a transaction, when they hold locks that others need. MongoDB is a replica
+set of three: a cut makes its primary step down, and a restart kills its primary. No worker is suspended
+inside a transaction there, because the server ends such a transaction only after a minute. Afterwards every
 accepted notification must be accounted for, nothing may have been sent more often than it was attempted, and
 late settlements of suspended workers must have been refused. Finally the recovery time is measured for each
 kind of fault: from its end until every attempt in flight has ended or was declared lost.
@@ -24,16 +27,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, Self
 
 import asyncpg
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing import Homing
 from homing.core.errors import StoreUnavailable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.mongo_server import PrivateMongo
 from support.private_postgres import PrivatePostgres
 from support.worker_fleet import (
     LEASE_MS,
@@ -47,8 +52,8 @@ from support.worker_fleet import (
 )
 
 PAUSE_S = 3 * LEASE_MS / 1000
-RECOVERY_S = 2 * LEASE_MS / 1000
-Attempts: TypeAlias = "list[asyncpg.Record]"
+Attempts = list[tuple[object, int]]
+"""Attempts in flight: notification and number of attempts."""
 UNDER_WAY = "SELECT seq, attempts FROM homing.live WHERE status = 'sending' AND worker LIKE $1"
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -73,6 +78,115 @@ class Plan(Struct, frozen=True, kw_only=True):
     notifications: int = 6000
 
 
+WITHOUT_FREEZES = replace(Plan(), freezes=0)
+"""The faults of a long run on MongoDB."""
+
+
+class ChaosServer(Protocol):
+    """A database server that can be disturbed."""
+
+    recovery_s: float
+    """Longest time from the end of a fault until every attempt in flight has ended."""
+
+    @property
+    def url(self) -> str: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def restart(self) -> None:
+        """Kills the server and starts it again."""
+
+    async def cut(self) -> None:
+        """Cuts the connections of all clients."""
+
+    async def under_way(self, pid: int | None = None) -> Attempts:
+        """Returns the attempts in flight, of one worker or of all."""
+
+
+class ChaosPostgres:
+    """One PostgreSQL server."""
+
+    recovery_s = 2 * LEASE_MS / 1000
+
+    def __init__(self) -> None:
+        self._server = PrivatePostgres()
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.__exit__()
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._server.start)
+
+    async def cut(self) -> None:
+        await self._query(CUT)
+
+    async def under_way(self, pid: int | None = None) -> Attempts:
+        found = await self._query(UNDER_WAY, "%" if pid is None else f"%:{pid}")
+        return [(row["seq"], row["attempts"]) for row in found]
+
+    async def _query(self, sql: str, *parameters: object) -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(self._server.url)
+        try:
+            return list(await connection.fetch(sql, *parameters))
+        finally:
+            await connection.close()
+
+
+class ChaosMongo:
+    """A replica set of three. A fault ends with an election, which takes seconds."""
+
+    recovery_s = 15.0
+
+    def __init__(self) -> None:
+        self._server = PrivateMongo(3)
+
+    @property
+    def url(self) -> str:
+        return self._server.database_url("chaos")
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.__exit__()
+
+    async def restart(self) -> None:
+        primary = await asyncio.to_thread(self._server.primary)
+        primary.end()
+        await asyncio.to_thread(primary.start)
+        await asyncio.to_thread(self._server.wait_for_primary)
+
+    async def cut(self) -> None:
+        await asyncio.to_thread(self._server.step_down)
+
+    async def under_way(self, pid: int | None = None) -> Attempts:
+        return await asyncio.to_thread(self._under_way, pid)
+
+    def _under_way(self, pid: int | None) -> Attempts:
+        condition = {
+            "lease_until": {"$exists": True},
+            "worker": {"$regex": "" if pid is None else f":{pid}$"},
+        }
+        with self._server.client() as client:
+            found = client["chaos"]["notifications"].find({**condition, "status": "sending"})
+            return [(one["_id"], one["attempts"]) for one in found]
+
+
+SERVERS: dict[str, Callable[[], ChaosServer]] = {"postgresql": ChaosPostgres, "mongodb": ChaosMongo}
+
+
 class Report(Struct, kw_only=True):
     """The result of a run."""
 
@@ -84,20 +198,24 @@ class Report(Struct, kw_only=True):
     """Workers that were suspended inside a transaction while everything that was accepted was delivered."""
     recovery_s: dict[str, float]
     """The slowest recovery for each kind of fault, in seconds."""
+    recovery_limit_s: float
     seconds: float
 
     @property
     def good(self) -> bool:
-        recovered = max(self.recovery_s.values(), default=0.0) <= RECOVERY_S
+        recovered = max(self.recovery_s.values(), default=0.0) <= self.recovery_limit_s
         frozen = self.frozen == self.plan.freezes
-        return self.count.good and self.stale > 0 and frozen and recovered
+        refused = self.stale > 0 or not self.plan.pauses
+        return self.count.good and refused and frozen and recovered
 
 
 class Chaos:
     """One run with its own server."""
 
-    def __init__(self, folder: Path, plan: Plan, seed: int) -> None:
+    def __init__(self, folder: Path, plan: Plan, seed: int, server: ChaosServer | None = None) -> None:
+        """`server` is PostgreSQL by default."""
         self._folder = folder
+        self._server = server or ChaosPostgres()
         self._plan = plan
         self._chance = random.Random(seed)
         self._accepted: list[str] = []
@@ -105,7 +223,7 @@ class Chaos:
 
     async def run(self, show_progress: Callable[[str], None] = lambda line: None) -> Report:
         began = time.monotonic()
-        with PrivatePostgres() as self._server:
+        with self._server:
             self._fleet = Fleet(self._folder, self._server.url)
             async with Homing(config_file=self._fleet.config) as self._homing:
                 self._fleet.start()
@@ -121,6 +239,7 @@ class Chaos:
                     stale=_stale(self._folder / "workers.log"),
                     frozen=self._frozen,
                     recovery_s=recovery_s,
+                    recovery_limit_s=self._server.recovery_s,
                     seconds=round(time.monotonic() - began, 1),
                 )
 
@@ -143,7 +262,7 @@ class Chaos:
         for name, fault in list(faults.items()) * self._plan.probes:
             hit = await fault()
             began = time.monotonic()
-            while any(attempt in hit for attempt in await self._query(UNDER_WAY, "%")):
+            while any(attempt in hit for attempt in await self._server.under_way()):
                 pass
             slowest[name] = max(slowest.get(name, 0.0), round(time.monotonic() - began, 2))
             await settled(self._homing, len(self._accepted))
@@ -165,11 +284,10 @@ class Chaos:
         await asyncio.to_thread(self._fleet.kill_one, self._chance)
 
     async def _restart(self) -> None:
-        await asyncio.to_thread(self._server.stop)
-        await asyncio.to_thread(self._server.start)
+        await self._server.restart()
 
     async def _cut(self) -> None:
-        await self._query(CUT)
+        await self._server.cut()
 
     async def _pause(self) -> None:
         """Suspends workers until one settles too late. Others were suspended before or after their sends."""
@@ -222,7 +340,7 @@ class Chaos:
         async with self._traffic():
             until = time.monotonic() + PATIENCE_S
             while time.monotonic() < until:
-                if found := await self._query(UNDER_WAY, "%"):
+                if found := await self._server.under_way():
                     return found
         raise AssertionError("no attempt was ever in flight")
 
@@ -234,7 +352,7 @@ class Chaos:
             until = time.monotonic() + PATIENCE_S
             while time.monotonic() < until:
                 with self._fleet.suspended(self._chance) as worker:
-                    if found := await self._query(UNDER_WAY, f"%:{worker.pid}"):
+                    if found := await self._server.under_way(worker.pid):
                         await meanwhile.aclose()
                         yield worker, found
                         return
@@ -256,13 +374,6 @@ class Chaos:
             flows = False
             await sending
 
-    async def _query(self, sql: str, *parameters: object) -> Attempts:
-        connection = await asyncpg.connect(self._server.url)
-        try:
-            return list(await connection.fetch(sql, *parameters))
-        finally:
-            await connection.close()
-
 
 def _stale(log: Path) -> int:
     """Counts the refused settlements in the workers' log."""
@@ -272,13 +383,16 @@ def _stale(log: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, value in ((f, getattr(Plan(), f)) for f in Plan.__struct_fields__):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    for name in Plan.__struct_fields__:
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--store", choices=SERVERS, default="postgresql")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     options = vars(parser.parse_args())
-    seed = options.pop("seed")
+    seed, store = options.pop("seed"), options.pop("store")
+    plan = WITHOUT_FREEZES if store == "mongodb" else Plan()
+    plan = replace(plan, **{name: value for name, value in options.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
-        chaos = Chaos(Path(folder), Plan(**options), seed)
+        chaos = Chaos(Path(folder), plan, seed, SERVERS[store]())
         report = asyncio.run(chaos.run(lambda line: print(f"\r{line}", end="", file=sys.stderr)))
     print(f"\nseed {seed}")
     show(report)

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import attack_run
+import page_attacks
 import pytest
 from attack_run import LURE, SECRET, WORD, AttackResponse
 
@@ -19,6 +20,7 @@ def test_no_attack_succeeds() -> None:
     assert set(done.tries) == {
         *("templates", "headers", "tokens", "targets", "tenants"),
         *("forms", "trailers", "held"),
+        "pages",
     }
     assert done.successes == []
 
@@ -75,3 +77,16 @@ def test_attacks_without_a_key_succeed_on_a_vulnerable_service() -> None:
             assert any(success.startswith(f"trailers: {what} was let in") for success in on.successes), what
         for what in ("line breaks", "a body after its answer"):
             assert seen[f"held: {what}"], what
+
+
+@pytest.mark.slow
+def test_every_attack_on_the_pages_succeeds_without_its_guard() -> None:
+    """The same attacks on a dashboard without its checks."""
+    with attack_run.battlefield(seed=1, cli=VulnerableCli) as on:
+        page_attacks.pages(on, 1)
+        seen = Counter(
+            success.removeprefix("pages: ").partition(",")[0]
+            for success in on.successes
+            if " broke it: " not in success
+        )
+        assert set(seen) == page_attacks.GUARDED, seen

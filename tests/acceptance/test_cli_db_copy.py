@@ -1,23 +1,27 @@
-"""`homing db copy`: a SQLite file is copied to PostgreSQL completely, even after interruptions."""
+"""`homing db copy`: a store is copied to another one completely, even after interruptions."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 
+from homing import compose
+from homing.core.errors import SchemaError
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.notifications import Filter, Status
 from homing.core.ports.stores import Backend, Entry, Retention
 from homing.core.routing.breaker import Breaker
+from homing.stores.mongo import MongoStore
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import (
@@ -33,6 +37,9 @@ from homing.testing.builders import (
 )
 from homing.testing.store_suite.harness import a_command, list_all, status_of, subscribe
 from support.cli_driver import Cli
+from support.mongo_server import PrivateMongo, mongo_server
+
+__all__ = ["mongo_server"]
 
 R = TypeVar("R")
 PARTS = (
@@ -64,6 +71,7 @@ def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
 
 def make(folder: Path, number: int = 12) -> Path:
     """Fills a file with notifications of every status, and with all other kinds of data."""
+    folder.mkdir(exist_ok=True)
     path = folder / "homing.db"
     in_store(SqliteStore(path), lambda store: _fill(store, number))
     return path
@@ -265,9 +273,68 @@ def test_wrong_store_urls_are_named(cli: Cli, postgres_url: str) -> None:
     )
     assert (missing.code, memory.code, file.code) == (4, 2, 2)
     assert "no-such.db does not exist" in missing.err
-    assert "source: must be the path of a SQLite file" in memory.err
-    assert "target: must be postgresql://" in file.err
+    assert "source: must be the path of a SQLite file, postgresql:// or mongodb://" in memory.err
+    assert "target: must be postgresql://HOST/DATABASE, or mongodb://" in file.err
     assert not (cli.folder / "no-such.db").exists()
+
+
+# MongoDB -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mongo_url(mongo_server: PrivateMongo) -> Iterator[str]:
+    name = f"homing_copy_{os.getpid()}"
+    yield mongo_server.database_url(name)
+    with mongo_server.client() as client:
+        client.drop_database(name)
+
+
+def test_a_copy_to_mongodb_to_postgres_and_back_contains_everything(
+    cli: Cli, mongo_server: PrivateMongo, mongo_url: str, postgres_url: str
+) -> None:
+    path = make(cli.folder)
+    before = in_store(SqliteStore(path), snapshot)
+    result = cli.ok("db", "copy", str(path), mongo_url, "--json", "--page", "5")
+    empty = {part for part, number in result.json["records"].items() if not number}
+    assert empty == {"outbox"}
+    assert in_store(MongoStore(mongo_url), snapshot) == before
+    back = mongo_server.database_url(f"homing_back_{os.getpid()}")
+    first, second = (
+        cli.ok("db", "copy", source, target, "--json", "--page", "5")
+        for source, target in ((mongo_url, postgres_url), (postgres_url, back))
+    )
+    assert first.json["records"] == second.json["records"] == result.json["records"]
+    assert in_store(PostgresStore(postgres_url), snapshot) == before
+    assert in_store(MongoStore(back), snapshot) == before
+    with mongo_server.client() as client:
+        client.drop_database(back.rpartition("/")[2].partition("?")[0])
+
+
+def test_a_copy_to_mongodb_continues_where_it_stopped_and_is_refused_until_it_is_complete(
+    cli: Cli, mongo_url: str
+) -> None:
+    path = make(cli.folder)
+
+    async def copy_some() -> None:
+        def stop(done: int, part: str) -> None:
+            if done >= 25:
+                raise KeyboardInterrupt
+
+        async with compose.build_copying(str(path), mongo_url, page=4) as copying:
+            await copying.copy_remaining(await copying.begin(), on_progress=stop)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(copy_some())
+    with pytest.raises(SchemaError, match="an incomplete copy"):
+        in_store(MongoStore(mongo_url), snapshot)
+    result = cli.ok("db", "copy", str(path), mongo_url, "--json")
+    assert "resuming: 2" in result.err
+    assert 0 < result.json["copied"] < sum(result.json["records"].values())
+    assert in_store(MongoStore(mongo_url), snapshot) == in_store(SqliteStore(path), snapshot)
+    other = make(cli.folder / "other", 3)
+    refused = cli("db", "copy", str(other), mongo_url)
+    assert refused.code == 4
+    assert "already holds data" in refused.err
 
 
 def test_check_and_migrate_work_on_postgres_and_show_no_password(cli: Cli, postgres_url: str) -> None:

@@ -183,3 +183,45 @@ def test_an_impossible_command_suggests_what_to_do_instead(cli: Cli) -> None:
     for result, (_, says) in zip(results, cases, strict=True):
         assert result.code == 2, result
         assert says in result.err, result
+
+
+def test_a_split_is_overridden_for_a_time_and_shown(cli: Cli) -> None:
+    to = ["send", "--to", ADDRESS, "--channel", "sms", "--body", "Hello", "--json"]
+    split, listed, providers, sent, table, reset, again = cli.many(
+        ["providers", "split", "sms", "pigeon=1", "--for", "2h", "--why", "hawk is slow", "--who", "ada"],
+        ["providers", "splits", "--json"],
+        ["providers", "list"],
+        to,
+        ["providers", "splits"],
+        ["providers", "reset-split", "sms", "--json"],
+        ["providers", "reset-split", "sms"],
+    )
+    assert split.code == 0
+    assert split.out.startswith("sms hawk 0 %, pigeon 100 %, by ada, ends in ")
+    assert split.out.endswith(": hawk is slow\n")
+    assert "homing providers reset-split sms" in split.err
+    (view,) = listed.json
+    assert (view["shares"], view["weights"]) == ({"hawk": 0.0, "pigeon": 100.0}, {"hawk": 3, "pigeon": 1})
+    assert "sms is split: hawk 0, pigeon 1 by ada" in providers.out
+    assert "hawk is slow" in table.out
+    id = sent.json["notificationIds"][0]
+    shown, explained = cli.many(["status", id, "--json"], ["explain", id])
+    assert shown.json["provider"] == "pigeon"
+    assert "accepted while its channel was split hawk 0, pigeon 1" in explained.out
+    assert "override" not in reset.json
+    assert (again.code, again.err.strip()) == (3, "error: the split of sms is not overridden")
+
+
+def test_a_split_that_makes_no_sense_is_refused(cli: Cli) -> None:
+    one, reason, word, twice, time = cli.many(
+        ["providers", "split", "push", "lost=1", "--for", "1h", "--why", "x"],
+        ["providers", "split", "sms", "hawk=1", "--for", "1h"],
+        ["providers", "split", "sms", "hawk", "--for", "1h", "--why", "x"],
+        ["providers", "split", "sms", "hawk=1", "hawk=2", "--for", "1h", "--why", "x"],
+        ["providers", "split", "sms", "hawk=1", "--why", "x"],
+    )
+    assert "push has 1 provider; a split needs two" in one.err
+    assert "why: is missing" in reason.err
+    assert "write it like twilio=20" in word.err
+    assert "names hawk twice" in twice.err
+    assert time.code != 0

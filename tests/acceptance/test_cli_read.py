@@ -56,6 +56,18 @@ def test_status_shows_the_state_with_a_masked_recipient(past: CliWithHistory) ->
     assert unknown.err.startswith("error: there is no notification 01890000-")
 
 
+def test_a_batch_is_counted_by_status(past: CliWithHistory) -> None:
+    (shown,) = past.many(["status", past.ids["bad1"], "--json"])
+    table, json, unknown = past.many(
+        ["batch", shown.json["batchId"]],
+        ["batch", shown.json["batchId"], "--json"],
+        ["batch", "01890000-0000-7000-8000-000000000000"],
+    )
+    assert json.json["statuses"] == {"failed": 1}
+    assert table.out.splitlines()[-1].split() == ["failed", "1"]
+    assert (unknown.code, unknown.out) == (3, "")
+
+
 def test_list_filters_and_pages(past: CliWithHistory) -> None:
     everything, failed, slow, first, pushes, table = past.many(
         ["list", "--json"],

@@ -8,6 +8,7 @@ test_operations.py.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -26,7 +27,10 @@ from homing.telemetry.metrics import Metrics
 from homing.testing import VirtualClock, run_virtual
 from support.cli_driver import Cli
 from support.kafka_broker import KafkaBroker
+from support.mongo_server import PrivateMongo, mongo_server
 from support.redis_server import RedisServer
+
+__all__ = ["mongo_server"]
 
 SETTINGS = """\
 store = "{store}"
@@ -258,6 +262,59 @@ async def with_kafka(kafka: KafkaBroker, folder: Path, prefix: str) -> AsyncIter
     async with Homing(config_file=file, worker=True, observers=[metrics]) as homing:
         metrics.watch(homing)
         yield homing, metrics
+
+
+@asynccontextmanager
+async def whole_picture(
+    mongo: PrivateMongo, redis: RedisServer, kafka: KafkaBroker, folder: Path
+) -> AsyncIterator[tuple[Homing, str]]:
+    """Runs an engine with all systems of the source: MongoDB, both timers, and the dead-letter topic."""
+    prefix = kafka.new_topic("source-000")
+    file = settings(folder, store=mongo.database_url(f"source_000_{os.getpid()}"))
+    with_redis = REDIS.partition("[timers.redis]")
+    with file.open("a") as more:
+        more.write(with_redis[0])
+        more.write(WITH_KAFKA.format(address=kafka.address, prefix=prefix).replace("[timers]\n", ""))
+        more.write(f'[timers.redis]\nurl = "{redis.url}"\nprefix = "{prefix}"\n')
+    async with Homing(config_file=file, worker=True) as homing:
+        yield homing, prefix
+
+
+@pytest.mark.source("000", "33-36", "52", "68-70", "79-85")
+async def test_with_mongodb_redis_schedules_two_priorities_and_kafka_the_others(
+    mongo_server: PrivateMongo, redis_server: RedisServer, kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    async with whole_picture(mongo_server, redis_server, kafka, tmp_path) as (homing, prefix):
+        ids = {}
+        for priority in SECONDS:
+            sent = await homing.send({"deviceToken": "t"}, channel="push", priority=priority, title="Gate")
+            ids[priority] = sent.id
+        lost = await homing.send(
+            {"deviceToken": "t"}, channel="push", priority="low", type="alarm", title="Gate changed"
+        )
+        given_up = await homing.wait(lost.id, timeout_ms=60_000)
+        async with redis_server.client() as client, asyncio.timeout(60):
+            in_redis: set[str] = set()
+            while len(in_redis) < 2:
+                await asyncio.sleep(0.01)
+                in_redis = {one.decode() for one in await client.zrangebyscore(f"{prefix}:due", 0, "+inf")}
+        dead_letters = f"{prefix}.dead-letters"
+        await until(lambda: dead_letters in kafka.admin.list_topics(timeout=5).topics)
+        await until(lambda: kafka.records(dead_letters))
+        waiting = {one.id: one for one in await homing.waiting()}
+
+        def in_kafka() -> set[str]:
+            later = [record for step in ("1m", "5m") for record in kafka.records(f"{prefix}.timers.{step}")]
+            return {(record.key() or b"").decode() for record in later}
+
+        await until(lambda: len(in_kafka()) >= 2)
+    assert in_redis == {ids["critical"], ids["high"]}
+    assert in_kafka() == {ids["medium"], ids["low"]}
+    assert waiting.keys() == set(ids.values()), "the store has all of them"
+    assert {one.attempt_count for one in waiting.values()} == {1}
+    assert (given_up.status, given_up.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
+    [letter] = kafka.records(dead_letters)
+    assert letter.key() == lost.id.encode()
 
 
 async def until(holds: Callable[[], Any]) -> None:

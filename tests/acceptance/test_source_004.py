@@ -236,7 +236,28 @@ def test_a_task_survives_a_kill_and_is_published_by_the_next_process(tmp_path: P
         (published,) = asyncio.run(take(setup, setup.orders, 1))
         assert published.body == PAYLOAD
         until(lambda: setup.rows()["m"]["status"] == "retried")
+    assert examine(tmp_path, setup) == {
+        "provider": (True, "rabbitmq (queue)"),
+        "sink": (True, f"the queue '{setup.review}' exists"),
+        "bridge": (True, f"the queues '{setup.retry}', '{setup.quarantine}', '{setup.review}' exist"),
+    }
     asyncio.run(clear(setup))
+    assert examine(tmp_path, setup)["bridge"] == (
+        False,
+        f"rabbitmq: the queue '{setup.retry}' does not exist",
+    )
+
+
+def examine(folder: Path, setup: Setup) -> dict[str, tuple[bool, str]]:
+    """Returns what `homing doctor` reports about the broker, with the variables of the service alone."""
+    checks = Cli(folder)("doctor", "--json", stdin=None, **setup.env).json["checks"]
+    assert checks[0]["detail"].startswith("the variables of the retry scheduler, preset broker")
+    shown = {one["name"]: one for one in checks if one["name"] in ("provider", "sink", "bridge")}
+    parts = {
+        name: (one["ok"], one["detail"].partition(": RabbitMQ")[0], one["detail"].partition("; ")[2])
+        for name, one in shown.items()
+    }
+    return {name: (ok, after or before) for name, (ok, before, after) in parts.items()}
 
 
 @pytest.mark.source("004", "73-76")

@@ -57,9 +57,14 @@ def test_signing_out_ends_the_session(site: DashboardSite, page: Page) -> None:
     page.locator("header details.menu").last.locator("summary").click()
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/ui/sign-in")
+    assert page.context.cookies() == [], "the browser has forgotten the session"
     page.context.add_cookies([{"name": cookie["name"], "value": cookie["value"], "url": site.url}])
-    page.goto(f"{site.url}/ui/now")
-    page.wait_for_url("**/ui/sign-in")
+    page.goto(f"{site.url}/ui/now")  # with the cookie from before
+    expect(page).to_have_url(f"{site.url}/ui/sign-in")
+    expect(page.get_by_label("API key or token")).to_be_visible()
+    idle_ms = 3_600_000
+    sessions = site.homing.web_sessions
+    assert site.on_loop(lambda homing: sessions.find(cookie["value"], idle_ms=idle_ms)) is None
 
 
 def test_a_link_signs_in_once(site: DashboardSite, open_context: OpenContext) -> None:
@@ -144,10 +149,13 @@ def test_no_site_can_frame_the_dashboard(filled: FilledSite, open_context: OpenC
 
         def log_message(self, *_: object) -> None: ...
 
+    refused: list[str] = []
+    page.on("console", lambda said: refused.append(said.text))
     with serving(Framer) as port:
-        page.goto(f"http://127.0.0.1:{port}/")
-        page.wait_for_timeout(300)
+        with page.expect_event("console", lambda said: "frame" in said.text.lower()):
+            page.goto(f"http://127.0.0.1:{port}/")
         assert page.frame_locator("#f").locator("#verdict").count() == 0
+    assert any("frame-ancestors 'none'" in text or "X-Frame-Options" in text for text in refused), refused
 
 
 def test_everything_works_below_a_prefix_of_a_proxy(filled: FilledSite, open_context: OpenContext) -> None:

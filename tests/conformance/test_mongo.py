@@ -81,7 +81,10 @@ class TestMongoStore(StoreSuite):
         for name in COLLECTIONS:
             if name != META:
                 collections[name].delete_many({})
-        collections[META].update_one({"_id": META_ID}, {"$set": {"sinks": []}, "$unset": {"clock": ""}})
+        # The store reads what a majority has. The last write waits until the others have reached it.
+        collections[META].with_options(write_concern=WriteConcern("majority")).update_one(
+            {"_id": META_ID}, {"$set": {"sinks": []}, "$unset": {"clock": ""}}
+        )
         harness = MongoHarness(url)
         await harness.store.open()
         yield harness

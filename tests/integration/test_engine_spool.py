@@ -377,6 +377,27 @@ async def test_two_concurrent_hand_overs_hand_over_once(store: UnreliableStore, 
     assert (await store.count(), store.accepted) == (20, 1)
 
 
+async def test_a_run_waits_for_the_hand_over_that_this_process_has_begun(
+    engine: Homing, store: UnreliableStore
+) -> None:
+    """Otherwise a run right after an outage delivers nothing of what was spooled."""
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        began.set()
+        await release.wait()
+
+    store.before = hold
+    answer = await spooled(engine, store)
+    async with asyncio.timeout(60):
+        await began.wait()
+    run = asyncio.create_task(engine.process())
+    await asyncio.sleep(0.05)
+    release.set()
+    assert (await run).processed == 1
+    assert (await engine.get(answer.id)).status is Status.SENT
+
+
 async def test_requests_spooled_during_the_hand_over_stay_for_the_next(
     store: UnreliableStore, file: Path
 ) -> None:

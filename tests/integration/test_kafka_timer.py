@@ -126,6 +126,9 @@ async def test_a_partition_that_goes_to_another_process_and_comes_back_is_read_a
         await first.timer.schedule(late)
         await eventually(lambda: {due.due_at for due in late} <= first.due)
         await eventually(lambda: {due.due_at for due in waiting} <= first.due | second.due)
+        given = {due.due_at for due in (*waiting, *early, *late)}
+        assert first.due | second.due == {0, *given}, "nothing but what was scheduled, and the first wake-up"
+        assert first.failure is None
 
 
 async def test_a_broker_that_is_killed_and_comes_back_keeps_what_waits(kafka: KafkaBroker) -> None:
@@ -141,6 +144,8 @@ async def test_a_broker_that_is_killed_and_comes_back_keeps_what_waits(kafka: Ka
         await one.timer.schedule(now)
         await eventually(lambda: {due.due_at for due in (*waiting, *now)} <= one.due)
         assert one.failure is None
+        await eventually(lambda: kafka.committed(f"group-{prefix}", f"{prefix}.3s") == 2)
+    assert len(kafka.records(f"{prefix}.3s")) == 2, "each is in its topic once"
 
 
 async def test_records_of_other_programs_are_passed_over(kafka: KafkaBroker) -> None:
@@ -152,6 +157,7 @@ async def test_records_of_other_programs_are_passed_over(kafka: KafkaBroker) -> 
         await one.timer.schedule([due])
         await eventually(lambda: due.due_at in one.due)
         await eventually(lambda: kafka.committed(f"group-{prefix}", f"{prefix}.0s") == 5)
+        assert (one.due, one.failure) == ({0, due.due_at}, None), "the others wake no worker"
 
 
 async def test_missing_topics_are_named(kafka: KafkaBroker) -> None:

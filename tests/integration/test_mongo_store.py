@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
+import dns.asyncresolver
+import dns.resolver
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
@@ -149,6 +152,17 @@ async def test_a_server_that_is_away_makes_the_store_unavailable(url: str) -> No
     assert "s3cret" not in str(caught.value)
 
 
+async def test_a_store_that_cannot_be_opened_leaves_no_connection(url: str, server: PrivateMongo) -> None:
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client:
+        client[name].meta.insert_one({"_id": "homing", "version": 99, "runs_with": 99})
+    store = MongoStore(url)
+    with pytest.raises(StoreError, match="Upgrade Homing"):
+        await store.open()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.now_ms()
+
+
 async def test_an_empty_database_says_how_to_create_the_collections(url: str) -> None:
     store = MongoStore(url)
     await store.open()
@@ -159,6 +173,43 @@ async def test_an_empty_database_says_how_to_create_the_collections(url: str) ->
             await store.migrate(create=False)
     finally:
         await store.close()
+
+
+# Encrypted connections ---------------------------------------------------------------------------------
+
+
+# PyMongo leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+async def test_the_store_works_over_tls_and_refuses_an_unknown_certificate() -> None:
+    with PrivateMongo(tls=True) as server:
+        url = f"{server.database_url('homing')}&tls=true"
+        store = MongoStore(f"{url}&tlsCAFile={server.tls_options['tlsCAFile']}")
+        await store.open()
+        await store.migrate()
+        id = await accept_one(store)
+        assert (await get_notification(store, id)).status is Status.PENDING
+        await store.close()
+        for refused in (url, server.database_url("homing")):
+            store = MongoStore(f"{refused}&serverSelectionTimeoutMS=500")
+            with pytest.raises(StoreUnavailable):
+                await store.open()
+        gc.collect()
+
+
+async def test_the_hosts_of_an_srv_address_come_from_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(name: str, *_: Any, **__: Any) -> Any:
+        asked.append(str(name))
+        raise dns.resolver.NXDOMAIN
+
+    monkeypatch.setattr(dns.asyncresolver, "resolve", answer)
+    store = MongoStore("mongodb+srv://homing:s3cret@cluster.example.org/homing")
+    with pytest.raises(StoreError) as caught:
+        await store.open()
+    assert any("_mongodb._tcp.cluster.example.org" in name for name in asked)
+    assert "cluster.example.org" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
 
 
 # Elections -------------------------------------------------------------------------------------------
@@ -174,6 +225,7 @@ def cluster() -> Iterator[PrivateMongo]:
 
 
 async def test_writes_go_on_after_step_downs_and_the_loss_of_a_primary(cluster: PrivateMongo) -> None:
+    await asyncio.to_thread(cluster.wait_for_primary)  # the test before may have left an election
     url = cluster.database_url(f"homing_election_{os.getpid()}")
     store = MongoStore(url)
     await store.open()

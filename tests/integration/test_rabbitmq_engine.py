@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from homing import Homing, Notification, Status
+from homing.bridges.rabbitmq import RabbitMqBridge
 from homing.brokers.rabbitmq import BrokerUnavailable, NotThere, connect, read_server
 from homing.core.errors import EventsRefused, SinkUnavailable
 from homing.core.lifecycle.events import Event
@@ -276,6 +277,9 @@ async def test_a_diagnosis_describes_the_server_or_says_what_is_missing(
     with pytest.raises(NotThere, match="does not exist"):
         await RabbitMqSink(url=url, exchange=name).diagnose()
     assert "without TLS" in await RabbitMqProvider(url=url).diagnose()
+    with pytest.raises(NotThere, match=f"the queue '{name}.quarantine' does not exist"):
+        await RabbitMqBridge(url=url, queue=name, manual_review_queue="").diagnose()
+    assert "RabbitMQ" in await RabbitMqBridge(url=url, queue=name, declare=True).diagnose()
     with pytest.raises(BrokerUnavailable, match="Connection refused"):
         await RabbitMqProvider(url="amqp://127.0.0.1:1/").diagnose()
 

@@ -308,6 +308,24 @@ async def test_a_wrong_password_or_virtual_host_is_a_readable_error_without_the_
     assert "s3cret-word" not in (result.error or "")
 
 
+async def test_a_connection_that_is_cancelled_while_it_opens_leaves_no_task_behind(rabbitmq_url: str) -> None:
+    server = read_server(rabbitmq_url)
+    turns = opened = 0
+    while opened < 5:
+        opening = asyncio.create_task(connect(server))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        try:
+            connection = await opening
+        except asyncio.CancelledError:
+            turns += 1 + turns // 20
+        else:
+            opened += 1
+            await connection.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, turns
+
+
 async def test_missing_queues_and_exchanges_are_reported_with_their_names(
     rabbitmq_server: PrivateRabbitMQ, queues: RabbitQueues, queue_prefix: str
 ) -> None:

@@ -117,8 +117,10 @@ async def test_a_worker_behind_a_pooler_is_woken_through_redis(
         async with Homing(pooler.url):
             pass  # creates the schema
         work = sender_and_worker(lambda: RedisTimer(url), sent_by, poll_ms=RARELY_MS, store=pooler.url)
-        async with work as (sender, _):
-            await sent_by.wait_for((await sender.send("ada@example.org", **EMAIL)).id)
+        async with work as (sender, worker):
+            await check_everything_arrives(sender, sent_by, 2)
+            assert sender.snapshot().timers["timer"].scheduled == 2
+            assert worker.snapshot().timers["timer"].failures == 0
 
 
 async def test_a_worker_that_starts_later_gets_the_earliest_due_time(redis_server: RedisServer) -> None:
@@ -126,8 +128,9 @@ async def test_a_worker_that_starts_later_gets_the_earliest_due_time(redis_serve
         soon, later = due("a", HOUR_MS), due("b", 2 * HOUR_MS)
         await timer.schedule([later, soon])
     worker = Worker(redis_server.url)
-    async with worker.listening():
-        await eventually(lambda: worker.woken == [0, soon.due_at])
+    async with worker.listening() as task:
+        await eventually(lambda: len(worker.woken) > 1)
+        assert (worker.woken, task.done()) == ([0, soon.due_at], False)
 
 
 async def test_a_due_time_that_is_given_again_replaces_the_first(redis_server: RedisServer) -> None:
@@ -194,10 +197,12 @@ async def test_the_rights_in_the_how_to_are_enough(redis_server: RedisServer, ri
 async def test_a_worker_removes_what_is_past(redis_server: RedisServer) -> None:
     worker = Worker(redis_server.url)
     async with redis_server.client() as client, worker.listening(), opened(redis_server.url) as timer:
-        await timer.schedule([due(f"{n}", 50 + n) for n in range(100)])
+        await timer.schedule([*(due(f"{n}", 50 + n) for n in range(100)), due("ahead", HOUR_MS)])
+        assert await client.zcard(timer.key) == 102, "with the mark of the worker"
         async with asyncio.timeout(60):
-            while await client.zcard(timer.key) > 1:  # noqa: ASYNC110
+            while await client.zscore(timer.key, "99") is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+        assert await client.zrange(timer.key, 0, -1) == [b"-", b"ahead"], "what is ahead stays"
 
 
 async def test_without_a_worker_the_sender_removes_what_is_past(
@@ -294,9 +299,13 @@ async def test_a_partition_or_a_slow_network_delays_work_until_the_next_poll_and
             await check_everything_arrives(sender, sent_by)
             await eventually(lambda: not worker.snapshot().timers["timer"].connected)
             await eventually(lambda: sender.snapshot().timers["timer"].discarded > 0)
+            assert worker.snapshot().timers["timer"].failures > 0
             proxy.cut()
             proxy.resume()
             await eventually(lambda: worker.snapshot().timers["timer"].connected)
+            scheduled = worker.snapshot().timers["timer"].scheduled
+            await check_everything_arrives(worker, sent_by)
+            await eventually(lambda: worker.snapshot().timers["timer"].scheduled > scheduled)
             await check_everything_arrives(sender, sent_by)
 
 
@@ -309,11 +318,16 @@ async def test_a_suspended_redis_is_noticed(redis_server: RedisServer) -> None:
                 await timer.schedule([due("a", 0)])
             with pytest.raises(RedisFailure, match="does not answer within 200 ms"):
                 await task
-        await timer.schedule([due("a", 0)])
+        ahead = due("b", HOUR_MS)
+        await timer.schedule([ahead])
+        async with redis_server.client() as client:
+            assert await client.zscore(timer.key, "b") == ahead.due_at, "afterwards it works again"
 
 
 @pytest.mark.usefixtures("_read_often")
-async def test_a_redis_that_evicts_keys_loses_nothing_and_is_reported() -> None:
+async def test_a_redis_that_evicts_keys_loses_nothing_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with skip_if_no_redis():
         server = RedisServer("--maxmemory", "3mb", "--maxmemory-policy", "allkeys-random")
     with server:
@@ -328,6 +342,7 @@ async def test_a_redis_that_evicts_keys_loses_nothing_and_is_reported() -> None:
                         break
             await check_everything_arrives(sender, sent_by)
             await eventually(lambda: worker.snapshot().timers["timer"].failures > 0)
+            assert "has lost the due times" in caplog.text
 
 
 async def test_a_redis_without_free_memory_loses_nothing_and_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""Rejections that concern one address: it is not used again, and its provider stays in use."""
+"""Rejections that concern one address, and services of recipients that fail: the provider stays in use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from homing import Homing, Reason, Recipient, Status
 from homing.core.routing.breaker import Phase
 from homing.net.http_client import CurlTransport
+from homing.providers.apprise.provider import AppriseProvider
 from homing.providers.smtp.provider import SmtpProvider
 from homing.providers.twilio.provider import TwilioProvider
 from homing.providers.webpush.provider import WebPushProvider
@@ -81,3 +82,42 @@ async def test_old_subscriptions_never_open_the_breaker_of_web_push(status: int)
             current = Recipient(device_token=subscription("current"))
             assert (await ended(engine, current, "push"))[0] is Status.SENT
         await transport.close()
+
+
+FAILING_MESSAGES = 15
+"""More than open a breaker, which are five, and ten for push."""
+
+
+async def test_a_push_service_that_fails_delays_no_other() -> None:
+    def push_services(received: ReceivedRequest) -> ServerAction:
+        return answer(503 if received.path == "/broken" else 201)
+
+    async with FaultServer(push_services) as server:
+        transport = CurlTransport()
+        provider = WebPushProvider(
+            transport, vapid_private_key=VAPID_KEY, vapid_subject="mailto:us@example.org", base_url=server.url
+        )
+        async with Homing("memory:", providers={"webpush": provider}) as engine:
+            endpoints = ["https://broken.example/broken"] * FAILING_MESSAGES + ["https://fine.example/fine"]
+            for endpoint in endpoints:
+                device = Recipient(device_token=Browser().subscription(endpoint=endpoint))
+                last = await ended(engine, device, "push")
+            assert last == (Status.SENT, None)
+            assert engine.snapshot().breakers["webpush"] is Phase.CLOSED
+            tried = [received.path for received in server.received]
+            assert tried.count("/broken") < FAILING_MESSAGES, "the breaker of that service has opened"
+        await transport.close()
+
+
+# Apprise loads all its plugins, and some of them load old libraries.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_chat_service_that_fails_delays_no_other() -> None:
+    async with FaultServer(lambda received: answer(503)) as broken, FaultServer() as fine:
+        provider = AppriseProvider(url_from_recipient=True, schemes=["json"], recipient_hosts=["127.0.0.1"])
+        async with Homing("memory:", providers={"apprise": provider}) as engine:
+            for server in [broken] * FAILING_MESSAGES + [fine]:
+                service = Recipient(url=server.url.replace("http", "json", 1))
+                last = await ended(engine, service, "chat")
+            assert last == (Status.SENT, None)
+            assert engine.snapshot().breakers["apprise"] is Phase.CLOSED
+            assert len(broken.received) < FAILING_MESSAGES, "the breaker of that service has opened"

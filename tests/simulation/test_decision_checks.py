@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from simulation.checkers.decisions import PolicyChecker
-from simulation.checkers.shared_state import DirectoryChecker
+from simulation.checkers.shared_state import BreakerChecker, DirectoryChecker
 from simulation.plan import build_faultless_plan
-from simulation.shadow_state import ShadowState, SimulationState, Violation
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, Violation
 from simulation.trace import Trace
 
+from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Channel, OutcomeKind, Reason, Status
+from homing.core.ports.stores import Entry
 from homing.core.retry.decide import decide
 from homing.core.retry.policy import FailoverWait, OnTimeout, PolicyPatch, Rule
+from homing.core.routing.breaker import Breaker, Phase
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop, run_virtual
 from support.core_builders import SECOND, TWO, make_claim, make_outcome, make_row
 
@@ -22,6 +28,43 @@ PATCH = PolicyPatch(
     max_attempts=1, on_timeout=OnTimeout.FAILOVER, failover_wait=FailoverWait.BACKOFF, failover_after=1
 )
 """One attempt. A lost one counts as a failure, and moves to another provider wait for the backoff."""
+
+Stopped = Callable[[str, str, ShadowState], bool]
+
+
+def new_checker(
+    loop: VirtualLoop, patch: PolicyPatch, stopped: Stopped
+) -> tuple[SimulationState, PolicyChecker]:
+    plan = replace(build_faultless_plan(1, 1), rules=(Rule(name="the rule", policy=patch),))
+    state = SimulationState(plan, VirtualClock(loop), Trace(None))
+    routes = {Channel.SMS: tuple(step.provider for step in TWO)}
+    return state, PolicyChecker(state, routes, stopped, DirectoryChecker(state))
+
+
+def shadow_of(claim: Claim, **changes: Any) -> ShadowState:
+    """Returns the expected state of a claimed notification, with these fields changed."""
+    shadow = ShadowState(
+        id=claim.id,
+        tenant=claim.tenant,
+        batch_id=claim.batch_id,
+        mode=claim.mode,
+        channel=claim.channel,
+        type=claim.type,
+        category=claim.category,
+        origin=claim.origin,
+        priority=claim.priority,
+        address=claim.address,
+        recipient_id=None,
+        digest=b"",
+        status=Status.SENDING,
+        pinned=claim.pinned,
+        provider=claim.provider,
+        expires_at=claim.expires_at,
+        aged_from=claim.aged_from,
+        max_age_ms=10**9,
+        attempts=1,
+    )
+    return replace(shadow, **changes)
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["free", "pinned"])
@@ -33,37 +76,11 @@ def test_a_lost_last_attempt_may_expire_only_if_it_would_move_at_once(is_open: b
     """
 
     async def main(loop: VirtualLoop) -> None:
-        plan = replace(build_faultless_plan(1, 1), rules=(Rule(name="one attempt", policy=PATCH),))
-        state = SimulationState(plan, VirtualClock(loop), Trace(None))
+        state, checker = new_checker(
+            loop, PATCH, lambda process, provider, about: is_open and provider == "twilio"
+        )
         claim = make_claim(started_at=state.now, expires_at=state.now + SECOND, pinned=pinned)
-        shadow = ShadowState(
-            id=claim.id,
-            tenant=claim.tenant,
-            batch_id=claim.batch_id,
-            mode=claim.mode,
-            channel=claim.channel,
-            type=claim.type,
-            category=claim.category,
-            origin=claim.origin,
-            priority=claim.priority,
-            address=claim.address,
-            recipient_id=None,
-            digest=b"",
-            status=Status.SENDING,
-            pinned=claim.pinned,
-            provider=claim.provider,
-            expires_at=claim.expires_at,
-            aged_from=claim.aged_from,
-            max_age_ms=10**9,
-            attempts=1,
-            reclaimed=True,
-        )
-        checker = PolicyChecker(
-            state,
-            {Channel.SMS: tuple(step.provider for step in TWO)},
-            lambda process, provider, about: is_open and provider == "twilio",
-            DirectoryChecker(state),
-        )
+        shadow = shadow_of(claim, reclaimed=True)
         policy = next(checker.in_force("p1", shadow, 0))
         assert (policy.max_attempts, policy.failover_wait) == (1, FailoverWait.BACKOFF)
         await asyncio.sleep(2)
@@ -84,5 +101,100 @@ def test_a_lost_last_attempt_may_expire_only_if_it_would_move_at_once(is_open: b
             wrong = replace(settled, status=Status.EXPIRED, reason=Reason.EXPIRED)
             with pytest.raises(Violation, match="attempt 1 was the last, but it is expired"):
                 checker.decided("p1", shadow, wrong, make_row(status=Status.EXPIRED))
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("may_be_open", [True, False], ids=["may-be-open", "closed"])
+@pytest.mark.parametrize("wait", FailoverWait)
+@pytest.mark.parametrize("kind", [OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT])
+def test_an_uncounted_failure_moves_at_once_or_after_the_backoff(
+    kind: OutcomeKind, wait: FailoverWait, may_be_open: bool
+) -> None:
+    """If the breaker may have been open, both are right (seeds 18003 and 1600100002)."""
+    must_be_at_once = kind is OutcomeKind.PROVIDER_FAULT or wait is FailoverWait.NONE
+    may_be_at_once = must_be_at_once or may_be_open
+
+    async def main(loop: VirtualLoop) -> None:
+        patch = PolicyPatch(failover_wait=wait, failover_after=1)
+        state, checker = new_checker(
+            loop, patch, lambda process, provider, about: may_be_open and provider == "twilio"
+        )
+        claim, outcome = make_claim(started_at=state.now), make_outcome(kind, uncounted=True)
+        call = ProviderCall(
+            provider="twilio",
+            process="p1",
+            id=claim.id,
+            attempt=1,
+            began_ms=0,
+            due_ms=SECOND,
+            jumps=0,
+            over=True,
+            outcome=outcome,
+            kind=kind,
+        )
+        for at_once in (True, False):
+            shadow = shadow_of(claim, calls={1: call})
+            policy = next(checker.in_force("p1", shadow, 0))
+            settled = decide(
+                claim,
+                outcome,
+                replace(policy, failover_wait=FailoverWait.NONE if at_once else FailoverWait.BACKOFF),
+                TWO,
+                elapsed_ms=0,
+                latency_ms=0,
+                u=0.5,
+            )
+            assert (settled.provider, settled.moves, settled.free_move) == ("sns", 1, False)
+            if kind is OutcomeKind.PROVIDER_FAULT and not at_once:  # never decided
+                settled = replace(settled, delay_ms=settled.bounce_max_ms or 0)
+            assert (settled.delay_ms == 0) is at_once
+            row = make_row(status=settled.status)
+            if may_be_at_once if at_once else not must_be_at_once:
+                checker.decided("p1", shadow, settled, row)
+            else:
+                problem = (
+                    "the next provider is due in 0 ms" if at_once else "the move to sns is not made at once"
+                )
+                with pytest.raises(Violation, match=problem):
+                    checker.decided("p1", shadow, settled, row)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("forced", [None, Phase.CLOSED, Phase.OPEN])
+@pytest.mark.parametrize("phase", Phase)
+def test_a_provider_may_be_avoided_if_its_breaker_is_open_and_not_forced_closed(
+    phase: Phase, forced: Phase | None
+) -> None:
+    """An operator's choice wins over the automatic one (seed 18003)."""
+
+    async def main(loop: VirtualLoop) -> None:
+        state = SimulationState(build_faultless_plan(1, 1), VirtualClock(loop), Trace(None))
+        checker = BreakerChecker(state)
+        provider = state.plan.providers[0].id
+        checker.read("p1", {provider: Breaker(phase=phase, forced=forced, version=1)}, 0)
+        await asyncio.sleep(1)
+        shadow = shadow_of(make_claim(), leased_ms=state.ms)
+        is_open = phase is not Phase.CLOSED if forced is None else forced is Phase.OPEN
+        assert checker.may_avoid("p1", provider, shadow) is is_open
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("overtaken", [True, False], ids=["overtaken", "in-order"])
+def test_rules_are_in_force_unless_a_read_that_began_later_has_finished_before(overtaken: bool) -> None:
+    """The overtaken read may be older, so a process ignores it (seed 1600100142)."""
+
+    async def main(loop: VirtualLoop) -> None:
+        _, checker = new_checker(loop, PATCH, lambda process, provider, about: False)
+        rule = msgspec.to_builtins(Rule(name="the rule", policy=PolicyPatch(max_attempts=7)))
+        changed = (Entry(tenant="*", kind="policy", key="the rule", value={"rule": rule}, version=1),)
+        first, second = checker.begin_read("p1"), checker.begin_read("p1")
+        checker.read("p1", second if overtaken else first, ())
+        await asyncio.sleep(1)
+        checker.read("p1", first if overtaken else second, changed)
+        policies = checker.in_force("p1", shadow_of(make_claim()), 10**6)
+        assert next(policies).max_attempts == (1 if overtaken else 7)
 
     run_virtual(main)

@@ -48,6 +48,12 @@ REGRESSIONS = (
     (1_600_014_007, 250, "a check expected a worker to know an answer that came after its deadline"),
     (1_600_014_013, 250, "two reports about an earlier message ended a Retry-After"),
     (1_600_021_006, 250, "a check did not expect a move at once away from a breaker that was forced open"),
+    (
+        1_600_100_002,
+        250,
+        "a check wanted an uncounted failure to move at once from a breaker that may be open",
+    ),
+    (1_600_100_142, 250, "a check expected rules in force from a read that a later one had overtaken"),
 )
 """(seed, requests, what it found). A simulation changes with the code, so a seed does not prove that its bug
 is fixed. It is cheap, though, and covers unusual situations.

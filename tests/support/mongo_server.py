@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import trustme
 from pymongo import MongoClient, WriteConcern
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from support.guarded_folder import GuardedFolder
 from support.postgres_servers import skip_or_fail
@@ -25,6 +26,8 @@ from support.private_postgres import free_port
 
 _PATIENCE_S = 60
 _REPLICA_SET = "homing"
+_NO_MEMBER_CAUGHT_UP = 262
+"""Error code of a step-down (a time limit was exceeded)."""
 
 
 class NoMongod(Exception):
@@ -43,11 +46,43 @@ def mongod_program() -> str:
     raise NoMongod
 
 
+class MongoTls:
+    """A certificate authority of our own, and a certificate for servers on this machine."""
+
+    def __init__(self, folder: GuardedFolder) -> None:
+        authority = trustme.CA()
+        self.authority = folder.path / "authority.pem"
+        self._certificate = folder.path / "server.pem"
+        authority.cert_pem.write_to_path(str(self.authority))
+        authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(
+            str(self._certificate)
+        )
+        for file in (self.authority, self._certificate):
+            folder.own(file)
+
+    @property
+    def server_options(self) -> tuple[str, ...]:
+        own = ("--tlsCertificateKeyFile", str(self._certificate), "--tlsCAFile", str(self.authority))
+        return ("--tlsMode", "requireTLS", *own, "--tlsAllowConnectionsWithoutCertificates")
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        return {"tls": True, "tlsCAFile": str(self.authority)}
+
+
 class MongoMember:
     """One mongod process. Its data stay when it is killed or stopped."""
 
-    def __init__(self, folder: GuardedFolder, name: str, *, replica_set: str | None = _REPLICA_SET) -> None:
+    def __init__(
+        self,
+        folder: GuardedFolder,
+        name: str,
+        *,
+        replica_set: str | None = _REPLICA_SET,
+        tls: MongoTls | None = None,
+    ) -> None:
         self._folder = folder
+        self._client_options = {} if tls is None else tls.client_options
         self.port = free_port()
         data = folder.path / name
         data.mkdir()
@@ -58,6 +93,7 @@ class MongoMember:
             *("--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--quiet"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
             *(() if replica_set is None else ("--replSet", replica_set, "--oplogSize", "64")),
+            *(() if tls is None else tls.server_options),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -71,7 +107,7 @@ class MongoMember:
         self.process = self._folder.start(self._command, self._log)
         until = time.monotonic() + _PATIENCE_S
         with MongoClient[dict[str, Any]](
-            self.address, directConnection=True, serverSelectionTimeoutMS=300
+            self.address, directConnection=True, serverSelectionTimeoutMS=300, **self._client_options
         ) as client:
             while True:
                 assert self.process.poll() is None, (self._folder.path / self._log).read_text()[-2000:]
@@ -98,11 +134,15 @@ class MongoMember:
 class PrivateMongo:
     """A replica set of our own, or a single server without one. It ends with this process."""
 
-    def __init__(self, members: int = 1, *, replica_set: bool = True) -> None:
+    def __init__(self, members: int = 1, *, replica_set: bool = True, tls: bool = False) -> None:
+        """If `tls`, the servers require it, and `tls_options` are those of their clients."""
         self._folder = GuardedFolder("homing-mongo-")
+        made = MongoTls(self._folder) if tls else None
+        self.tls_options = {} if made is None else made.client_options
         name = _REPLICA_SET if replica_set else None
         self.members = [
-            MongoMember(self._folder, f"member-{number}", replica_set=name) for number in range(members)
+            MongoMember(self._folder, f"member-{number}", replica_set=name, tls=made)
+            for number in range(members)
         ]
         self._replica_set = replica_set
 
@@ -134,7 +174,7 @@ class PrivateMongo:
 
     def client(self) -> MongoClient[dict[str, Any]]:
         """Returns a client of the whole replica set."""
-        return MongoClient(self.url, serverSelectionTimeoutMS=20_000)
+        return MongoClient(self.url, serverSelectionTimeoutMS=20_000, **self.tls_options)
 
     def primary(self) -> MongoMember:
         """Returns the member that is primary now. Waits until there is one."""
@@ -147,8 +187,16 @@ class PrivateMongo:
 
     def step_down(self) -> None:
         """Makes the primary step down, so that another member is elected."""
+        until = time.monotonic() + _PATIENCE_S
         with self.client() as client:
-            client.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+            while True:
+                try:
+                    client.admin.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+                    return
+                except OperationFailure as error:
+                    # A member that has just been started again may not have caught up yet.
+                    if error.code != _NO_MEMBER_CAUGHT_UP or time.monotonic() > until:
+                        raise
 
     def wait_for_primary(self) -> None:
         """Waits until a write is acknowledged by a majority."""
@@ -173,7 +221,9 @@ class PrivateMongo:
             ],
             "settings": {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200},
         }
-        with MongoClient[dict[str, Any]](self.members[0].address, directConnection=True) as client:
+        with MongoClient[dict[str, Any]](
+            self.members[0].address, directConnection=True, **self.tls_options
+        ) as client:
             client.admin.command("replSetInitiate", config)
         self.wait_for_primary()
 

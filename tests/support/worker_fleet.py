@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import asyncpg
 import msgspec
 
-from homing import Homing, SendResult, Status
+from homing import Homing, OutcomeKind, SendResult, Status
 from homing.cli.common.exit_codes import ExitCode
 
 CONFIG = """
@@ -167,9 +167,13 @@ class DeliveryCount(msgspec.Struct, kw_only=True):
     lost: int
     sends: int
     repeated: int
-    """Notifications that were sent more than once, because a worker died between send and settlement."""
+    """Notifications that were sent more than once, each time in an attempt whose end is unknown."""
+    repeated_by_outcome: dict[str, int] = {}
+    """Sends of attempts whose end is unknown: `lost` with their worker, or `ambiguous` after a timeout."""
     oversent: int
-    """Notifications with more sends than attempts, or two sends of one attempt. Must be 0."""
+    """Notifications whose sends their attempts do not explain. Must be 0."""
+    unexplained: list[str] = []
+    """What is wrong with the first of these."""
 
     @property
     def good(self) -> bool:
@@ -207,26 +211,55 @@ async def settled(homing: Homing, total: int, within_s: float = 600.0) -> bool:
     return False
 
 
+_UNKNOWN_ENDS = (OutcomeKind.LOST, OutcomeKind.AMBIGUOUS)
+
+
+def compare_sends(attempts: Mapping[int, OutcomeKind], sends: Mapping[int, int]) -> str:
+    """Compares the attempts of one notification with what its provider took. Returns what is wrong, or "".
+
+    Both are by the number of the attempt. An attempt is sent at most once, and exactly once if it was
+    accepted. A further send needs an attempt whose end is unknown: the policy repeats those, as documented.
+    """
+    for number, times in sends.items():
+        if number not in attempts:
+            return f"attempt {number} was sent, and no such attempt is on record"
+        if times > 1:
+            return f"attempt {number} was sent {times} times"
+        if attempts[number] not in (OutcomeKind.ACCEPTED, *_UNKNOWN_ENDS):
+            return f"attempt {number} was sent, and its outcome is {attempts[number].value}"
+    accepted = [number for number, outcome in attempts.items() if outcome is OutcomeKind.ACCEPTED]
+    if len(accepted) > 1:
+        return f"attempts {accepted} were all accepted"
+    if any(not sends.get(number) for number in accepted):
+        return f"attempt {accepted[0]} was accepted, and never sent"
+    return ""
+
+
 async def count(homing: Homing, folder: Path, accepted: list[str]) -> DeliveryCount:
     """Compares the accepted notifications with the store and the provider's file."""
     lines = (folder / "sent.jsonl").read_bytes().splitlines()
-    tries = Counter((line["notificationId"], line["attempt"]) for line in map(msgspec.json.decode, lines))
-    sends = Counter(id_ for id_, _ in tries.elements())
-    doubled = {id_ for (id_, _), n in tries.items() if n > 1}
+    sends: dict[str, Counter[int]] = {}
+    for line in map(msgspec.json.decode, lines):
+        sends.setdefault(line["notificationId"], Counter())[line["attempt"]] += 1
     counts = await homing.queue_counts()
-    oversent = lost = 0
+    unexplained = [f"{id_}: sent, and never accepted" for id_ in sends.keys() - set(accepted)]
+    by_outcome: Counter[str] = Counter()
     for id_ in accepted:
-        notification = await homing.get(id_)
-        lost += sends[id_] == 0
-        oversent += sends[id_] > notification.attempt_count or id_ in doubled
+        own = sends.get(id_, Counter())
+        attempts = {one.number: one.outcome for one in (await homing.history(id_)).attempts}
+        if wrong := compare_sends(attempts, own):
+            unexplained.append(f"{id_}: {wrong}")
+        by_outcome.update(attempts[number].value for number in own if attempts.get(number) in _UNKNOWN_ENDS)
     return DeliveryCount(
         accepted=len(accepted),
         accounted=sum(counts.values()),
         sent=counts[Status.SENT.value],
-        lost=lost,
+        lost=sum(id_ not in sends for id_ in accepted),
         sends=len(lines),
-        repeated=sum(n > 1 for n in sends.values()),
-        oversent=oversent,
+        repeated=sum(own.total() > 1 for own in sends.values()),
+        repeated_by_outcome=dict(by_outcome),
+        oversent=len(unexplained),
+        unexplained=unexplained[:20],
     )
 
 

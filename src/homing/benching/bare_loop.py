@@ -8,6 +8,7 @@ guarantees.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from homing.benching.scratch_store import ScratchStore
+from homing.benching.scratch_store import ScratchStore, is_mongo, is_postgres
 from homing.benching.worker_processes import ProcessSlot, run_async
 from homing.benching.workload import build_payload
 from homing.net.http_client import CurlTransport
@@ -39,7 +40,6 @@ class BareTask(Struct, frozen=True, kw_only=True):
     """Parameters of a bare worker process."""
 
     store: str
-    postgres: bool
     url: str
     in_flight: int
 
@@ -199,14 +199,79 @@ class BareSqliteQueue:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-def build_bare_queue(store: str, postgres: bool) -> BareQueue:
+class BareMongoQueue:
+    """The bare queue in MongoDB, with the write concern of the store: journaled by a majority."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    async def open(self) -> None:
+        from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
+
+        self._client: Any = AsyncMongoClient(self._store)
+        self._rows = self._client.get_default_database(
+            write_concern=WriteConcern("majority", j=True), read_preference=ReadPreference.PRIMARY
+        ).bare
+        waiting = {"state": 0}
+        await self._rows.create_index(["state", "due_at"], partialFilterExpression=waiting)
+        await self._rows.create_index("token", partialFilterExpression={"token": {"$exists": True}})
+
+    async def load(self, due: Iterable[float], first: int = 0) -> None:
+        rows = [
+            {"_id": n, "state": 0, "due_at": at, "attempts": 0, "payload": build_payload(n)}
+            for n, at in enumerate(due, first)
+        ]
+        await self._rows.insert_many(rows)
+
+    async def claim(self, limit: int) -> list[Row]:
+        due = {"state": 0, "due_at": {"$lte": time.time()}}
+        found = await self._rows.find(due, ["_id"], sort=["due_at"], limit=limit).to_list()
+        if not found:
+            return []
+        token = secrets.token_hex(8)
+        lease = {"state": 1, "token": token, "lease_until": time.time() + 60}
+        ids = {"$in": [one["_id"] for one in found]}
+        await self._rows.update_many({"_id": ids, "state": 0}, {"$set": lease, "$inc": {"attempts": 1}})
+        leased = await self._rows.find({"token": token}, ["payload"]).to_list()
+        return [(one["_id"], one["payload"]) for one in leased]
+
+    async def settle(self, done: Sequence[tuple[int, int]]) -> None:
+        from pymongo import UpdateMany
+
+        alike: dict[int, list[int]] = {}
+        for number, status in done:
+            alike.setdefault(status, []).append(number)
+        await self._rows.bulk_write(
+            [
+                UpdateMany(
+                    {"_id": {"$in": ids}, "state": 1},
+                    {"$set": {"state": 2, "http_status": status}, "$unset": {"token": ""}},
+                )
+                for status, ids in alike.items()
+            ]
+        )
+
+    async def next_due(self) -> float | None:
+        found = await self._rows.find({"state": 0}, ["due_at"], sort=["due_at"], limit=1).to_list()
+        return float(found[0]["due_at"]) if found else None
+
+    async def sent(self) -> int:
+        return int(await self._rows.count_documents({"state": 2, "http_status": 200}))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def build_bare_queue(store: str) -> BareQueue:
     """Returns the bare queue in this store, not yet open."""
-    return BarePostgresQueue(store) if postgres else BareSqliteQueue(store)
+    if is_mongo(store):
+        return BareMongoQueue(store)
+    return BarePostgresQueue(store) if is_postgres(store) else BareSqliteQueue(store)
 
 
 def build_bare_task(arena: ScratchStore, url: str, in_flight: int) -> BareTask:
     """Returns the parameters of a bare worker process for this scratch store."""
-    return BareTask(store=arena.store, postgres=arena.postgres, url=url, in_flight=in_flight)
+    return BareTask(store=arena.store, url=url, in_flight=in_flight)
 
 
 def run_bare_worker(post: ProcessSlot, task: BareTask) -> None:
@@ -215,7 +280,7 @@ def run_bare_worker(post: ProcessSlot, task: BareTask) -> None:
 
 
 async def _work(post: ProcessSlot, task: BareTask) -> None:
-    rows = build_bare_queue(task.store, task.postgres)
+    rows = build_bare_queue(task.store)
     await rows.open()
     transport = CurlTransport(max_host_connections=task.in_flight)
     loop = _Loop(post, rows, transport, task)

@@ -143,7 +143,7 @@ async def measure_bare_delivery(
     """Measures delivery by the bare loop, with the same kind of store and the same transport."""
     sink.reset()
     async with open_scratch_store(server) as place:
-        rows = bare_loop.build_bare_queue(place.store, place.postgres)
+        rows = bare_loop.build_bare_queue(place.store)
         await rows.open()
         try:
             await rows.load([0.0] * count)

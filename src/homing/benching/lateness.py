@@ -132,7 +132,7 @@ async def _filled_bare(
     stage: BenchContext, waiting: int
 ) -> AsyncIterator[tuple[ScratchStore, bare_loop.BareQueue]]:
     async with open_scratch_store(stage.server) as place:
-        rows = bare_loop.build_bare_queue(place.store, place.postgres)
+        rows = bare_loop.build_bare_queue(place.store)
         await rows.open()
         try:
             later = time.time() + _FAR.total_seconds()

@@ -17,7 +17,7 @@ class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
     part: str
     name: str
     store: str
-    """`SQLite` or `PostgreSQL`. In a comparison with other queues, `Homing` or `peer`."""
+    """`SQLite`, `PostgreSQL` or `MongoDB`. In a comparison with other queues, `Homing` or `peer`."""
     unit: str
     """`/s`, `ms`, `µs`, `MB`, `bytes`, `%`, or empty for a plain ratio or count."""
     rounds: tuple[float, ...]
@@ -189,7 +189,13 @@ def format_value(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit in ("/s", "") else f"{number} {unit}"
 
 
-_COLOURS = {"SQLite": "#0f766e", "PostgreSQL": "#2563eb", "Homing": "#2563eb", "peer": "#9ca3af"}
+_COLOURS = {
+    "SQLite": "#0f766e",
+    "PostgreSQL": "#2563eb",
+    "MongoDB": "#15803d",
+    "Homing": "#2563eb",
+    "peer": "#9ca3af",
+}
 
 _TITLE = "Homing: notifications per second"
 

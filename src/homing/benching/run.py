@@ -24,7 +24,7 @@ from homing.benching import (
 )
 from homing.benching.http_sink import HttpSink
 from homing.benching.report import BenchReport, Figure, Machine
-from homing.benching.scratch_store import connect_postgres, is_postgres
+from homing.benching.scratch_store import connect_mongo, connect_postgres, is_mongo, is_postgres
 from homing.benching.workload import BenchContext, BenchPlan
 
 
@@ -120,6 +120,9 @@ def _processor() -> str:
 
 
 async def _version(server: str) -> str:
+    if is_mongo(server):
+        async with connect_mongo(server) as database:
+            return f"MongoDB {(await database.client.server_info())['version']}"
     if not is_postgres(server):
         return f"SQLite {sqlite3.sqlite_version}"
     async with connect_postgres(server) as connection:

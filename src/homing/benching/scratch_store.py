@@ -53,12 +53,17 @@ def is_postgres(address: str) -> bool:
     return address.startswith(("postgresql://", "postgres://"))
 
 
+def is_mongo(address: str) -> bool:
+    """Returns True for a MongoDB URL."""
+    return address.startswith(("mongodb://", "mongodb+srv://"))
+
+
 class ScratchStore(Struct, frozen=True, kw_only=True):
     """A temporary store of the benchmark, with a temporary folder."""
 
     folder: Path
     store: str
-    """Path of a SQLite file, or URL of a PostgreSQL database."""
+    """Path of a SQLite file, or URL of a PostgreSQL or MongoDB database."""
 
     @property
     def postgres(self) -> bool:
@@ -82,6 +87,10 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
 
     async def size_bytes(self) -> int:
         """Returns the size of the store on disk."""
+        if is_mongo(self.store):
+            async with connect_mongo(self.store) as database:
+                found = await database.command("dbStats")
+                return int(found["storageSize"] + found["indexSize"])
         if not self.postgres:
             return sum(file.stat().st_size for file in self.folder.glob("homing.db*"))
         async with connect_postgres(self.store) as connection:
@@ -89,6 +98,9 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
 
     async def rows(self) -> int:
         """Counts the stored notifications in the tables, independently of the store's own tallies."""
+        if is_mongo(self.store):
+            async with connect_mongo(self.store) as database:
+                return int(await database.notifications.count_documents({}))
         if self.postgres:
             async with connect_postgres(self.store) as connection:
                 return int(await connection.fetchval(_POSTGRES_ROWS))
@@ -100,9 +112,9 @@ class ScratchStore(Struct, frozen=True, kw_only=True):
 async def open_scratch_store(server: str, *, in_flight: int = IN_FLIGHT) -> AsyncIterator[ScratchStore]:
     """Creates a temporary store and removes it afterwards.
 
-    `server` is the URL of any database of a PostgreSQL server that allows creating databases, or `sqlite:`
-    with an optional path. The SQLite file goes into a new folder inside that path, or next to it if the path
-    is not a folder. Without a path, the new folder is in the system's temporary folder.
+    `server` is the URL of any database of a PostgreSQL or MongoDB server that allows creating databases, or
+    `sqlite:` with an optional path. The SQLite file goes into a new folder inside that path, or next to it if
+    the path is not a folder. Without a path, the new folder is in the system's temporary folder.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_parent_folder(server)))
@@ -112,6 +124,9 @@ async def open_scratch_store(server: str, *, in_flight: int = IN_FLIGHT) -> Asyn
         if is_postgres(server):
             async with temporary_database(server, f"homing_bench_{os.getpid()}_{next(_number)}") as url:
                 yield _create(folder, url, in_flight)
+        elif is_mongo(server):
+            async with _temporary_mongo(server, f"homing_bench_{os.getpid()}_{next(_number)}") as url:
+                yield _create(folder, url, in_flight)
         else:
             yield _create(folder, str(folder / "homing.db"), in_flight)
     finally:
@@ -119,7 +134,7 @@ async def open_scratch_store(server: str, *, in_flight: int = IN_FLIGHT) -> Asyn
 
 
 def _parent_folder(server: str) -> Path | None:
-    named = "" if is_postgres(server) else server.removeprefix("sqlite:")
+    named = "" if "://" in server else server.removeprefix("sqlite:")
     if not named:
         return None
     return Path(named) if Path(named).is_dir() else Path(named).absolute().parent
@@ -161,3 +176,33 @@ async def connect_postgres(url: str) -> AsyncIterator[Any]:
         yield connection
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def _temporary_mongo(server: str, name: str) -> AsyncIterator[str]:
+    """Yields the URL of a new MongoDB database, and drops it afterwards."""
+    host, mark, options = server.partition("?")
+    scheme, _, rest = host.partition("://")
+    url = f"{scheme}://{rest.partition('/')[0]}/{name}{mark}{options}"
+    async with connect_mongo(url) as database:
+        try:
+            yield url
+        finally:
+            await database.client.drop_database(name)
+
+
+@asynccontextmanager
+async def connect_mongo(url: str) -> AsyncIterator[Any]:
+    """Opens a connection to a MongoDB database and closes it afterwards. Yields the database."""
+    from pymongo import AsyncMongoClient
+    from pymongo.errors import PyMongoError
+
+    try:
+        client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url)
+        await client.admin.command("ping")
+    except PyMongoError as error:
+        raise ServerUnusable(f"cannot connect to the MongoDB server: {type(error).__name__}") from None
+    try:
+        yield client.get_default_database()
+    finally:
+        await client.close()

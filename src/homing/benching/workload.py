@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from homing.benching import InvalidMeasurement
 from homing.benching.http_sink import HttpSink
-from homing.benching.scratch_store import ScratchStore, is_postgres
+from homing.benching.scratch_store import ScratchStore, is_mongo, is_postgres
 from homing.core.notifications import Content, Recipient
 from homing.core.send_request import SendRequest
 from homing.engine.intake.accept import SendResult
@@ -160,6 +160,8 @@ class BenchContext(Struct, frozen=True, kw_only=True):
 
     @property
     def store(self) -> str:
+        if is_mongo(self.server):
+            return "MongoDB"
         return "PostgreSQL" if self.postgres else "SQLite"
 
     async def run_alternating(

@@ -13,18 +13,18 @@ import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 from urllib.parse import quote
 
 from aio_pika import exceptions as amqp
 
 from homing.brokers.rabbitmq import (
-    CONNECT_TIMEOUT_MS,
-    HEARTBEAT_S,
     NotThere,
     RabbitMqConnection,
+    RabbitMqLogin,
     connect,
     describe_refusal,
+    diagnose,
     end_quietly,
     read_server,
     reply_code,
@@ -96,16 +96,8 @@ class RabbitMqBridge:
         priority: str = "medium",
         prefetch: int = MAX_PREFETCH,
         max_bytes: int = 1024 * 1024,
-        username: str = "",
-        password: str = "",
-        auth: str = "plain",
-        ca_file: str = "",
-        cert_file: str = "",
-        key_file: str = "",
-        connection_name: str = "homing bridge",
-        heartbeat_s: int = HEARTBEAT_S,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         now_ms: Callable[[], int] = wall_clock_ms,
+        **login: Unpack[RabbitMqLogin],
     ) -> None:
         """Creates a bridge. `manual_review_queue` is only checked or declared; a sink publishes to it.
 
@@ -115,18 +107,7 @@ class RabbitMqBridge:
             raise ConfigError("prefetch", f"is {prefetch}; it must be between 1 and {MAX_PREFETCH}")
         if max_bytes < 1:
             raise ConfigError("max_bytes", "must be at least 1")
-        self._server = read_server(
-            url,
-            username=username,
-            password=password,
-            auth=auth,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            connection_name=connection_name,
-            heartbeat_s=heartbeat_s,
-            connect_timeout_ms=connect_timeout_ms,
-        )
+        self._server = read_server(url, "bridge", **login)
         self._queue = queue
         self._quarantine = quarantine_queue or f"{queue}.quarantine"
         names = {"queue": queue, "quarantine_queue": self._quarantine}
@@ -214,6 +195,13 @@ class RabbitMqBridge:
         self._check_consumer()
         assert self._connection is not None
         await self._connection.check_queue(self._queue)
+
+    async def diagnose(self) -> str:
+        """Connects, and describes the server and the queues. Raises an error if a queue is missing.
+
+        A bridge that declares its queues needs none of them beforehand.
+        """
+        return await diagnose(self._server, queues=() if self._declare else self._queues)
 
     def _check_consumer(self) -> None:
         """Raises `ConsumerLost` if no message can arrive any more."""

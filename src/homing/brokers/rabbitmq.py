@@ -10,20 +10,24 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aio_pika
+import aiormq
 from aio_pika import exceptions as amqp
+from aio_pika.abc import UnderlayConnection
+from aio_pika.tools import OneShotCallback
 from msgspec import Struct
 from yarl import URL
 
+from homing.brokers.login import check_login
 from homing.core.errors import ConfigError, HomingError
 from homing.net.secrets import Secret, read_secret
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractConnection
+    from aio_pika.abc import AbstractChannel
 
 CONNECT_TIMEOUT_MS = 5_000
 """Default limit for a connection to open, from the socket to AMQP's handshake."""
@@ -32,6 +36,9 @@ HEARTBEAT_S = 10
 """Default interval of heartbeats. A connection that is silent for three intervals is closed."""
 
 _CLOSE_S = 3.0
+
+_LAST_TURNS = 10
+"""Turns of the event loop in which the library's last tasks end, after it has closed a connection."""
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 
@@ -82,24 +89,35 @@ class RabbitMqServer(Struct, frozen=True, kw_only=True):
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
 
 
-def read_server(
-    url: str | Secret,
-    *,
-    username: str = "",
-    password: str | Secret = "",
-    auth: str = "plain",
-    ca_file: str = "",
-    cert_file: str = "",
-    key_file: str = "",
-    connection_name: str = "homing",
-    heartbeat_s: int = HEARTBEAT_S,
-    connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-) -> RabbitMqServer:
+class RabbitMqLogin(TypedDict, total=False):
+    """Settings of a connection besides its URL, the same for the provider, the sink and the bridge."""
+
+    username: str
+    password: str | Secret
+    auth: str
+    """`plain`, which is the default, or `external` for a login with the client certificate."""
+    ca_file: str
+    cert_file: str
+    key_file: str
+    connection_name: str
+    heartbeat_s: int
+    connect_timeout_ms: int
+
+
+def read_server(url: str | Secret, role: str = "", **login: Unpack[RabbitMqLogin]) -> RabbitMqServer:
     """Reads the settings of a connection.
 
     URL and password may be `env:NAME` or `file:PATH`. `username` and `password` take precedence over those in
-    the URL. Raises `ConfigError`, which never contains the URL, because it may contain the password.
+    the URL. The name of the connection is `homing` and the role unless it is given. Raises `ConfigError`,
+    which never contains the URL, because it may contain the password.
     """
+    check_login(login, RabbitMqLogin)
+    username, password = login.get("username", ""), login.get("password", "")
+    ca_file, cert_file = login.get("ca_file", ""), login.get("cert_file", "")
+    key_file, auth = login.get("key_file", ""), login.get("auth", "plain")
+    connection_name = login.get("connection_name", f"homing {role}".strip())
+    heartbeat_s = login.get("heartbeat_s", HEARTBEAT_S)
+    connect_timeout_ms = login.get("connect_timeout_ms", CONNECT_TIMEOUT_MS)
     given = read_secret("url", url).reveal().strip()
     try:
         parts = urlsplit(given)
@@ -128,13 +146,13 @@ def read_server(
     if auth == "external" and not cert_file:
         raise ConfigError("cert_file", "is missing; auth external logs in with a client certificate")
     user = username or unquote(user or "") or "guest"
-    login = read_secret("password", password).reveal() if password else unquote(parts.password or "guest")
+    secret = read_secret("password", password).reveal() if password else unquote(parts.password or "guest")
     vhost = unquote(parts.path[1:]) or "/"
     name = quote(connection_name[:_LONGEST_NAME], safe="")
     built = URL.build(
         scheme=parts.scheme,
         user=quote(user, safe=""),
-        password=quote(login, safe=""),
+        password=quote(secret, safe=""),
         host=host,
         port=port,
         path="/" + quote(vhost, safe=""),
@@ -173,7 +191,7 @@ def _build_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContex
 class RabbitMqConnection:
     """One open connection. `lost` is set when it ends, for whatever reason."""
 
-    def __init__(self, server: RabbitMqServer, connection: AbstractConnection) -> None:
+    def __init__(self, server: RabbitMqServer, connection: _OwnedConnection) -> None:
         self._server = server
         self._connection = connection
         self.lost = asyncio.Event()
@@ -236,45 +254,74 @@ class RabbitMqConnection:
     async def close(self) -> None:
         """Closes the connection. Never raises, and never waits long for a broker that does not answer."""
         self.lost.set()
-        await _close_for_good(self._connection)
+        await self._connection.end()
+
+
+class _FramedConnection(aiormq.Connection):
+    """A connection in which more frames may wait to be written, so that publishes rarely wait."""
+
+    FRAME_BUFFER_SIZE = 1_024
+
+
+class _OwnedConnection(aio_pika.Connection):
+    """aio-pika's connection, which keeps hold of the connection below it from the start.
+
+    aio-pika knows that connection only once it is open. If the opening is cancelled or takes too long, it may
+    open all the same, and would then stay open, with its tasks and heartbeats, until the process ends.
+    """
+
+    _below: aiormq.Connection | None = None
+
+    async def connect(self, timeout: float | None = None) -> None:
+        """Opens the connection. The caller limits the time and calls `end`, whether this fails or not."""
+        self._below = below = _FramedConnection(self.url, **self.kwargs)
+        await below.connect()
+        await below.ready()
+        ended = OneShotCallback(self._on_connection_close)
+        below.closing.add_done_callback(ended)
+        self.transport = UnderlayConnection(connection=below, close_callback=ended)
+        await self._on_connected()
+
+    async def end(self) -> None:
+        """Closes the connection, open or half open, and waits for its tasks. Never raises or waits long."""
+        await end_quietly(self.close())
+        if not self.is_closed:  # the broker did not answer; now there is nothing left to wait for
+            await end_quietly(self.close())
+        if self._below is not None:
+            await end_quietly(self._below.close())
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
 
 
 async def connect(server: RabbitMqServer) -> RabbitMqConnection:
     """Opens a connection. Raises `BrokerUnavailable` with a sentence that says what is wrong."""
-    connection = aio_pika.Connection(URL(server.url.reveal(), encoded=True), ssl_context=server.context)
+    connection = _OwnedConnection(URL(server.url.reveal(), encoded=True), ssl_context=server.context)
     try:
-        await within(server, connection.connect(timeout=server.connect_timeout_ms / 1000))
+        await within(server, connection.connect())
     except BaseException:
-        await _close_for_good(connection)
+        # In a task of its own: in a cancelled one, `end_quietly` would pass on cancellations by the library.
+        await asyncio.create_task(connection.end())
         raise
     return RabbitMqConnection(server, connection)
 
 
-async def diagnose(server: RabbitMqServer, *, queue: str = "", exchange: str = "") -> str:
-    """Connects, checks that the queue or exchange exists, disconnects, and describes the server.
+async def diagnose(server: RabbitMqServer, *, queues: Sequence[str] = (), exchange: str = "") -> str:
+    """Connects, checks that the queues and the exchange exist, disconnects, and describes the server.
 
     Raises `BrokerUnavailable` or `NotThere` with a sentence that says what is wrong.
     """
     connection = await connect(server)
     try:
-        if queue:
+        for queue in queues:
             await connection.check_queue(queue)
         await connection.check_exchange(exchange)
         found = f"{connection.product} at {server.place}, {'with' if server.encrypted else 'without'} TLS"
-        if name := queue or exchange:
-            found += f"; the {'queue' if queue else 'exchange'} {name!r} exists"
-        return found
+        if queues:
+            names, exist = ", ".join(map(repr, queues)), "exist" if queues[1:] else "exists"
+            found += f"; the queue{'s' if queues[1:] else ''} {names} {exist}"
+        return found + (f"; the exchange {exchange!r} exists" if exchange else "")
     finally:
         await connection.close()
-
-
-async def _close_for_good(connection: AbstractConnection) -> None:
-    """Closes a connection. One that is not marked as closed would close itself when it is collected."""
-    await end_quietly(connection.close())
-    if (
-        not connection.is_closed
-    ):  # the broker did not answer; the second time, there is nothing left to wait for
-        await end_quietly(connection.close())
 
 
 async def within(server: RabbitMqServer, call: Awaitable[_T]) -> _T:

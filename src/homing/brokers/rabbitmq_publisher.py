@@ -7,12 +7,15 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from aio_pika import DeliveryMode, Message
+from aio_pika import DeliveryMode
 from aio_pika import exceptions as amqp
+from aiormq import Channel as UnderlayChannel
+from aiormq import spec
 from msgspec import Struct, field
 
 from homing.brokers.rabbitmq import (
@@ -29,7 +32,7 @@ from homing.brokers.rabbitmq import (
 )
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractExchange
+    from aio_pika.abc import AbstractChannel
 
 log = logging.getLogger("homing.rabbitmq")
 
@@ -42,6 +45,8 @@ _LAST_LOGIN_RETRY_S = 10.0
 
 _PATIENCE_S = 1.0
 """Time that a publish waits for a connection, before its result is `away`."""
+
+_SMALL_BODY_BYTES = 16_384
 
 _MOST_EXCHANGES = 64
 """Exchanges with an open channel at a time. The broker closes a channel when its exchange does not exist, so
@@ -104,7 +109,9 @@ class _Lane:
     def __init__(self, name: str) -> None:
         self.name = name
         self.channel: AbstractChannel | None = None
-        self.exchange: AbstractExchange | None = None
+        self.underlay: UnderlayChannel | None = None
+        """The channel below `channel`, on which messages are published. That of aio-pika costs 40 µs more per
+        message, and publishes the next message only after the one before was written to the socket."""
         self.connection: RabbitMqConnection | None = None
         self.opening = asyncio.Lock()
         self.one_by_one = asyncio.Lock()
@@ -202,7 +209,7 @@ class RabbitMqPublisher:
     async def _publish_on(
         self, lane: _Lane, connection: RabbitMqConnection, message: OutgoingMessage, ends_at: float
     ) -> PublishResult:
-        if lane.connection is not connection or lane.exchange is None:
+        if lane.connection is not connection or lane.underlay is None:
             try:
                 async with asyncio.timeout(ends_at - time.monotonic()):
                     await self._open_lane(lane, connection)
@@ -213,18 +220,23 @@ class RabbitMqPublisher:
                 return PublishResult(PublishStatus.REFUSED, code, str(error))
             except BrokerUnavailable as error:
                 return PublishResult(PublishStatus.AWAY, error.kind, str(error))
-        exchange, began_at = lane.exchange, time.monotonic()
-        if exchange is None or ends_at <= began_at:
+        underlay, began_at = lane.underlay, time.monotonic()
+        if underlay is None or ends_at <= began_at:
             return self._away("no_answer", "opened no channel in time")
-        try:
-            wire = _build_wire_message(message)
-        except (ValueError, TypeError) as error:
-            return _unencodable(error)
         lane.in_flight += 1
         try:
-            await exchange.publish(wire, message.routing_key, mandatory=True, timeout=ends_at - began_at)
+            await underlay.basic_publish(
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                properties=_build_properties(message),
+                mandatory=True,
+                timeout=ends_at - began_at,
+                # What is in flight is in memory until it is written, so large bodies are written one by one.
+                wait=len(message.body) > _SMALL_BODY_BYTES,
+            )
         except BaseException as error:
-            return self._explain(error, lane, exchange, connection, message, began_at)
+            return self._explain(error, lane, underlay, connection, message, began_at)
         finally:
             lane.in_flight -= 1
         self._note_answer(lane)
@@ -238,7 +250,7 @@ class RabbitMqPublisher:
         self,
         error: BaseException,
         lane: _Lane,
-        exchange: AbstractExchange,
+        underlay: UnderlayChannel,
         connection: RabbitMqConnection,
         message: OutgoingMessage,
         began_at: float,
@@ -261,7 +273,7 @@ class RabbitMqPublisher:
             lane.unanswered = True
             raise error
         if isinstance(error, amqp.ChannelInvalidStateError):  # raised before anything is written
-            self._drop_channel(lane, exchange)
+            self._drop_channel(lane, underlay)
             return self._away("unreachable", "closed the channel")
         if isinstance(error, (ValueError, TypeError)):  # raised when the frames are built
             return _unencodable(error)
@@ -277,8 +289,8 @@ class RabbitMqPublisher:
         if isinstance(error, amqp.ChannelClosed) and (code := reply_code(error)):
             self._heard_at = time.monotonic()
             # Those that come second find that the channel was dropped by the first.
-            alone = lane.exchange is exchange and lane.in_flight == 1 and not lane.unanswered
-            self._drop_channel(lane, exchange)
+            alone = lane.underlay is underlay and lane.in_flight == 1 and not lane.unanswered
+            self._drop_channel(lane, underlay)
             if alone:
                 return PublishResult(
                     PublishStatus.REFUSED,
@@ -291,7 +303,7 @@ class RabbitMqPublisher:
                 "confirm_lost",
                 f"RabbitMQ closed the channel because of this or another message: {broker_text(error)}",
             )
-        self._drop_channel(lane, exchange)
+        self._drop_channel(lane, underlay)
         return PublishResult(
             PublishStatus.AMBIGUOUS,
             "confirm_lost",
@@ -322,20 +334,19 @@ class RabbitMqPublisher:
 
     async def _open_lane(self, lane: _Lane, connection: RabbitMqConnection) -> None:
         async with lane.opening:
-            if lane.connection is connection and lane.exchange is not None:
+            if lane.connection is connection and lane.underlay is not None:
                 return
             # Asked on a channel of its own, so that a missing exchange has a definite answer.
             await connection.check_exchange(lane.name)
             channel = await connection.channel()
-            if lane.name:
-                lane.exchange = await channel.get_exchange(lane.name, ensure=False)
-            else:
-                lane.exchange = channel.default_exchange
+            underlay = await channel.get_underlay_channel()
+            assert isinstance(underlay, UnderlayChannel)
+            lane.underlay = underlay
             lane.channel, lane.connection, lane.unanswered = channel, connection, False
 
-    def _drop_channel(self, lane: _Lane, exchange: AbstractExchange) -> None:
-        if lane.exchange is exchange:  # not a newer one
-            lane.channel = lane.exchange = lane.connection = None
+    def _drop_channel(self, lane: _Lane, underlay: UnderlayChannel) -> None:
+        if lane.underlay is underlay:  # not a newer one
+            lane.channel = lane.underlay = lane.connection = None
 
     # The connection --------------------------------------------------------------------------------
 
@@ -413,19 +424,18 @@ class RabbitMqPublisher:
                 connection.lost.set()  # the supervisor closes it and opens the next one
 
 
-def _build_wire_message(message: OutgoingMessage) -> Message:
-    return Message(
-        message.body,
-        headers=dict(message.headers),
+def _build_properties(message: OutgoingMessage) -> spec.Basic.Properties:
+    return spec.Basic.Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
+        headers=dict(message.headers),
         delivery_mode=DeliveryMode.PERSISTENT,
         priority=message.priority,
-        expiration=None if message.expiration_ms is None else message.expiration_ms / 1000,
+        expiration=None if message.expiration_ms is None else str(message.expiration_ms),
         # The library finds the publish that a returned message belongs to by this id, so it is never reused.
         message_id=uuid4().hex,
-        timestamp=int(time.time()),
-        type=message.type,
+        timestamp=datetime.now(UTC),
+        message_type=message.type,
         app_id="homing",
     )
 

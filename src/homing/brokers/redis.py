@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from homing.brokers.login import check_login
 from homing.core.durations import parse_duration
 from homing.core.errors import ConfigError, HomingError
 from homing.net.secrets import Secret, read_secret
@@ -59,6 +60,17 @@ class RedisAddress(Struct, frozen=True, kw_only=True):
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
 
 
+class RedisLogin(TypedDict, total=False):
+    """Settings of a connection besides its URL, the same for the timer and the sink."""
+
+    username: str
+    password: str | Secret
+    ca_file: str
+    sentinel: str
+    sentinel_password: str | Secret
+    timeout_ms: int | str
+
+
 class RedisConnection:
     """A Redis server, or the master that Sentinel names. `open` connects; each call has a timeout.
 
@@ -67,20 +79,13 @@ class RedisConnection:
     or `file:PATH`.
     """
 
-    def __init__(
-        self,
-        url: str | Secret = DEFAULT_URL,
-        *,
-        username: str = "",
-        password: str | Secret = "",
-        ca_file: str = "",
-        sentinel: str = "",
-        sentinel_password: str | Secret = "",
-        timeout_ms: int | str = DEFAULT_TIMEOUT_MS,
-    ) -> None:
+    def __init__(self, url: str | Secret = DEFAULT_URL, **login: Unpack[RedisLogin]) -> None:
+        check_login(login, RedisLogin)
+        password, sentinel_password = login.get("password", ""), login.get("sentinel_password", "")
+        sentinel, ca_file = login.get("sentinel", ""), login.get("ca_file", "")
         self.address = read_address(read_secret("url", url).reveal(), sentinel=bool(sentinel))
         self._sentinel_name = sentinel
-        self._username = username or self.address.username
+        self._username = login.get("username") or self.address.username
         self._password = read_secret("password", password).reveal() if password else self.address.password
         self._sentinel_password = (
             read_secret("sentinel_password", sentinel_password).reveal() if sentinel_password else ""
@@ -90,7 +95,7 @@ class RedisConnection:
         self._ca_file = ca_file
         if ca_file:
             self._check_ca_file()
-        self.timeout_ms = parse_duration(timeout_ms, "timeout_ms")
+        self.timeout_ms = parse_duration(login.get("timeout_ms", DEFAULT_TIMEOUT_MS), "timeout_ms")
         if not 0 < self.timeout_ms <= _LONGEST_TIMEOUT_MS:
             raise ConfigError("timeout_ms", "is out of range; it must be longer than 0 and at most 60 s")
         self._client: Redis | None = None

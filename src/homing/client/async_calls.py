@@ -36,6 +36,8 @@ from homing.core.retry.policy_views import (
     RuleView,
 )
 from homing.core.routing.provider_views import Health, ProviderView, Tried
+from homing.core.routing.splits import SplitView
+from homing.core.search import BatchView
 from homing.core.send_request import SendRequest
 from homing.core.statistics import (
     AttemptStatistics,
@@ -89,7 +91,7 @@ from homing.wire.policies import (
     SimulationBody,
     WhyQuery,
 )
-from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
+from homing.wire.providers import BreakerBody, BreakerPhase, SplitBody, TestMessageBody
 from homing.wire.queue import (
     DelayQuery,
     ErrorsQuery,
@@ -233,6 +235,14 @@ class AsyncCalls(AsyncBase):
                 limit=limit,
             ),
         )
+
+    async def list_batches(self) -> ItemList[BatchView]:
+        """List the batches of the newest 1,000 notifications, newest first, with counts by status."""
+        return await self._request(ItemList[BatchView], "GET", "/api/v1/batches")
+
+    async def get_batch(self, id: str) -> BatchView:
+        """Retrieve a batch: its notifications counted by status and channel, at most 5,000 of them."""
+        return await self._request(BatchView, "GET", f"/api/v1/batches/{path_segment(id)}")
 
     async def get_notification(self, id: str) -> Notification:
         """Retrieve a notification."""
@@ -724,6 +734,31 @@ class AsyncCalls(AsyncBase):
     async def get_provider_overview(self) -> ProviderOverview:
         """Retrieve each provider with its breaker, and what it did for the tenant in the last hour."""
         return await self._request(ProviderOverview, "GET", "/api/v1/providers/overview")
+
+    async def list_splits(self) -> ItemList[SplitView]:
+        """List how first attempts are split, for each channel with several providers."""
+        return await self._request(ItemList[SplitView], "GET", "/api/v1/providers/splits")
+
+    async def set_split(
+        self, channel: Channel, *, shares: dict[str, int], why: str, for_ms: int
+    ) -> SplitView:
+        """Override the split of a channel for a time.
+
+        Applies to notifications that are accepted from now on, in all processes within five seconds.
+        Those accepted before keep the start of their route.
+        """
+        return await self._request(
+            SplitView,
+            "PUT",
+            f"/api/v1/providers/splits/{path_segment(channel)}",
+            body=SplitBody(shares=shares, why=why, for_ms=for_ms),
+        )
+
+    async def reset_split(self, channel: Channel, *, why: str = "") -> SplitView:
+        """End the override of a channel's split before its time."""
+        return await self._request(
+            SplitView, "DELETE", f"/api/v1/providers/splits/{path_segment(channel)}", query=WhyQuery(why=why)
+        )
 
     async def get_provider(self, id: str) -> ProviderView:
         """Retrieve a provider."""

@@ -131,6 +131,7 @@ def build_engine_settings(settings: Settings, *, own_renderer: bool = False) -> 
         process_name=f"{settings.worker_name or socket.gethostname()}{PROCESS_SUFFIX}",
         slots=settings.slots,
         upkeep=UpkeepSettings(retention=settings.retention, thresholds=settings.thresholds),
+        search=settings.search,
         look_ups=settings.look_ups,
         receipts=settings.receipts,
         quiet_hours=build_quiet_hours(settings),

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
+from inspect import Parameter, signature
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, Unpack, get_args, get_origin, get_type_hints
 
 from homing.core.errors import ConfigError
 from homing.core.send_request import find_provider_id
@@ -120,7 +120,7 @@ def build_from_settings(
     """
     try:
         maker = _maker(group, name, kind, known)
-        takes = signature(maker).parameters
+        takes = find_options(maker)
         given = shared.select_for(takes) if shared else {}
         own = [one for one in takes if one not in given]
         for option in options:
@@ -129,7 +129,7 @@ def build_from_settings(
                 raise ConfigError(
                     f"{group}.{name}.{option}", f"is not a setting of {kind}, which has {names}"
                 )
-        _check_types(f"{group}.{name}", maker, options)
+        _check_types(f"{group}.{name}", takes, options)
         return maker(**options, **given)
     except ImportError as error:
         extra = _EXTRAS.get(find_provider_id(str(kind), known), "providers")
@@ -195,18 +195,33 @@ _TYPE_NAMES = {
 }
 
 
-def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if an option does not have the type that the class declares.
+def find_options(maker: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments that a class or function takes, with their types. `Any` stands for unknown types.
 
-    The error omits the value, which may be a secret.
+    For `**options: Unpack[SomeTypedDict]`, these are the keys of that type.
     """
     try:
         hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
     except Exception:  # another package may use types that exist only for type checkers
-        return
+        hints = {}
+    found: dict[str, Any] = {}
+    for name, parameter in signature(maker).parameters.items():
+        hint = hints.get(name, Any)
+        if parameter.kind is Parameter.VAR_KEYWORD and get_origin(hint) is Unpack:
+            found |= get_type_hints(get_args(hint)[0])
+        else:
+            found[name] = hint
+    return found
+
+
+def _check_types(where: str, takes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if an option does not have the type that the class declares.
+
+    The error omits the value, which may be a secret.
+    """
     for option, value in options.items():
-        if option in hints and not _fits(value, hints[option]):
-            wanted = " or ".join(dict.fromkeys(_type_names(hints[option])))
+        if not _fits(value, takes[option]):
+            wanted = " or ".join(dict.fromkeys(_type_names(takes[option])))
             raise ConfigError(f"{where}.{option}", f"has the wrong type; give {wanted}")
 
 

@@ -7,15 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.compose.factories import check_installed, import_object
+from homing.compose.factories import check_installed, find_options, import_object
 from homing.settings import Settings
 from homing.settings.retry_scheduler import BRIDGE, MANUAL_REVIEW_SINK
-
-_CONNECTION = (
-    *("url", "username", "password", "auth", "ca_file", "cert_file", "key_file"),
-    *("heartbeat_s", "connect_timeout_ms"),
-)
-"""Settings of the bridge that the provider and the sink have too."""
 
 
 def add_retry_scheduler(settings: Settings, *, declare: bool = False) -> Settings:
@@ -28,7 +22,11 @@ def add_retry_scheduler(settings: Settings, *, declare: bool = False) -> Setting
     table: dict[str, Any] = {**defaults, **settings.bridges.get(BRIDGE, {})}
     if declare:
         table["declare"] = True
-    connection = {name: table[name] for name in _CONNECTION if name in table}
+    # The provider and the sink connect to the same server, under names of their own.
+    shared = {"url", *find_options(import_object("homing.brokers.rabbitmq:read_server"))} - {
+        "connection_name"
+    }
+    connection = {name: value for name, value in table.items() if name in shared}
     providers, sinks = dict(settings.providers), dict(settings.sinks)
     if not _has_kind(providers, "rabbitmq"):
         providers[BRIDGE] = connection

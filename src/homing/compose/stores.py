@@ -1,4 +1,4 @@
-"""Builds stores from their addresses, and the object that copies a SQLite store to PostgreSQL."""
+"""Builds stores from their addresses, and the object that copies a store to another one."""
 
 from __future__ import annotations
 
@@ -78,15 +78,25 @@ def build_backup(address: str, target: str) -> Callable[[Callable[[int, int], No
 
 
 def build_copying(source: str, target: str, *, page: int) -> StoreCopy:
-    """Builds the object that copies a SQLite file to a PostgreSQL database, `page` rows at a time."""
-    if "://" in source or source == "memory:":
-        raise ConfigError("source", "must be the path of a SQLite file")
-    if not target.startswith(_POSTGRES):
-        raise ConfigError("target", "must be postgresql://HOST/DATABASE")
-    check_installed("target", "postgres", "asyncpg")
-    made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(
-        import_object("homing.stores.sqlite.copy:SqliteCopySource")(source.removeprefix("sqlite:")),
-        import_object("homing.stores.postgres.copy:PostgresCopyTarget")(target),
-        page=page,
-    )
+    """Builds the object that copies a store to a PostgreSQL or MongoDB database, `page` rows at a time."""
+    if source.startswith(_MONGO):
+        check_installed("source", "mongo", "pymongo")
+        copied_from = import_object("homing.stores.mongo.copy:MongoCopySource")(source)
+    elif source.startswith(_POSTGRES):
+        check_installed("source", "postgres", "asyncpg")
+        copied_from = import_object("homing.stores.postgres.copy:PostgresCopySource")(source)
+    elif "://" in source or source == "memory:":
+        raise ConfigError("source", "must be the path of a SQLite file, postgresql:// or mongodb://")
+    else:
+        path = source.removeprefix("sqlite:")
+        copied_from = import_object("homing.stores.sqlite.copy:SqliteCopySource")(path)
+    if target.startswith(_MONGO):
+        check_installed("target", "mongo", "pymongo")
+        copied_to = import_object("homing.stores.mongo.copy:MongoCopyTarget")(target)
+    elif target.startswith(_POSTGRES):
+        check_installed("target", "postgres", "asyncpg")
+        copied_to = import_object("homing.stores.postgres.copy:PostgresCopyTarget")(target)
+    else:
+        raise ConfigError("target", "must be postgresql://HOST/DATABASE, or mongodb://HOST/DATABASE")
+    made: StoreCopy = import_object("homing.stores.common.copy:StoreCopy")(copied_from, copied_to, page=page)
     return made

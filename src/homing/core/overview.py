@@ -10,9 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.durations import format_duration
-from homing.core.notifications import Channel, Reason
+from homing.core.notifications import Channel, OutcomeKind, Reason
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
+from homing.core.routing.splits import SplitOverrideView
 from homing.core.statistics import MinuteRollUp, WaitingGroup, lateness_quantile
 
 MINUTE = timedelta(minutes=1)
@@ -87,6 +88,9 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """False if more wait than were counted."""
     troubles: tuple[TroubledProvider, ...] = ()
     """Providers of the channel whose breaker is not closed, or is forced."""
+    split: SplitOverrideView | None = None
+    """Override of how first attempts are split between the channel's providers. None if the settings
+    decide."""
     last_hour: tuple[OverviewPoint, ...] = ()
     """One point per minute, oldest first, also for minutes without any notification."""
     last_day: tuple[OverviewPoint, ...] = ()
@@ -119,6 +123,20 @@ class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
     example_id: str
 
 
+class LastOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The result of one attempt at a provider."""
+
+    at: datetime
+    """When the attempt began."""
+    notification_id: str
+    attempt: int
+    """Number of the attempt of its notification."""
+    outcome: OutcomeKind
+    latency_ms: int
+    error_code: str | None = None
+    error: str | None = None
+
+
 class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a provider did for a tenant in the last hour."""
 
@@ -141,6 +159,8 @@ class ProviderNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """Channel → percentage of the channel's attempts that were made at this provider."""
     waiting: int
     """Number of notifications that wait for their next attempt at this provider."""
+    last_outcomes: tuple[LastOutcome, ...]
+    """The last attempts at this provider, the latest first, among those of the newest 1,000 notifications."""
     last_hour: tuple[OverviewPoint, ...]
     """One point per minute, oldest first."""
 
@@ -230,6 +250,7 @@ def build_channel(
     waiting: Sequence[WaitingGroup],
     complete: bool,
     troubles: Sequence[TroubledProvider],
+    split: SplitOverrideView | None = None,
 ) -> ChannelNow:
     """Builds the state of one channel from its sums of the last hour and day, and from what waits."""
     recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
@@ -246,6 +267,7 @@ def build_channel(
         oldest_at=min(since, default=None),
         complete=complete,
         troubles=tuple(troubles),
+        split=split,
         last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
         last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
     )
@@ -285,12 +307,7 @@ def give_verdict(
     ]
     if parts:
         return VerdictLevel.PROBLEM, "; ".join(parts)
-    parts = [
-        f"{name_of(one.channel)} is delivered in time: "
-        + ", ".join(_describe(trouble, now, zone) for trouble in one.troubles)
-        for one in channels
-        if one.troubles and one.is_used
-    ]
+    parts = _troubles_in_time(channels, now, zone)
     if failed_last_hour:
         parts.append(
             f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
@@ -306,6 +323,24 @@ def give_verdict(
 def name_of(channel: Channel) -> str:
     """Returns the name of a channel at the start of a sentence."""
     return _NAMES.get(channel, channel.value.capitalize())
+
+
+def _troubles_in_time(channels: Sequence[ChannelNow], now: datetime, zone: tzinfo) -> list[str]:
+    """Describes the troubled providers of channels in time, once for channels with the same troubles."""
+    affected: dict[str, list[Channel]] = {}
+    for one in channels:
+        if one.troubles and one.is_used:
+            causes = ", ".join(_describe(trouble, now, zone) for trouble in one.troubles)
+            affected.setdefault(causes, []).append(one.channel)
+    return [f"{_subject(names)} delivered in time: {causes}" for causes, names in affected.items()]
+
+
+def _subject(channels: Sequence[Channel]) -> str:
+    """Returns channels as the subject of a sentence: `SMS is`, `SMS and email are`."""
+    first, *others = name_of(channels[0]), *(_NAMES.get(one, one.value) for one in channels[1:])
+    if not others:
+        return f"{first} is"
+    return f"{', '.join([first, *others[:-1]])} and {others[-1]} are"
 
 
 def _causes(one: ChannelNow, now: datetime, zone: tzinfo) -> str:

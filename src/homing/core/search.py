@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
-from homing.core.notifications import Channel, Filter, Notification, Recipient
+from homing.core.notifications import Channel, Filter, Notification, Recipient, Status
 from homing.core.plain_values import is_storable
 from homing.core.send_request import address_of
 
@@ -22,6 +25,27 @@ _ID_PART = re.compile(r"[0-9a-f]{4,32}")
 _PHONE = re.compile(r"\+[0-9 ().-]{5,30}")
 
 _METADATA = re.compile(r"(?:metadata[ .:])?([^=\s]+)=(.*)", re.DOTALL)
+
+
+METADATA_KEY = r"[A-Za-z0-9_.-]{1,64}"
+"""Form of a metadata key that can be declared. The key becomes part of the definition of an index."""
+
+MOST_METADATA_KEYS = 8
+"""Maximum number of declared metadata keys. Each of them makes accepting a little slower."""
+
+
+def check_metadata_keys(keys: Collection[str]) -> None:
+    """Raises `InvalidRequest` if there are too many keys, or one that cannot be declared."""
+    if len(keys) > MOST_METADATA_KEYS:
+        raise InvalidRequest(
+            "metadata_keys", f"has {len(keys)} keys; at most {MOST_METADATA_KEYS} are allowed"
+        )
+    for key in keys:
+        if re.fullmatch(METADATA_KEY, key) is None:
+            raise InvalidRequest(
+                "metadata_keys",
+                f"has {key[:100]!r}; a key consists of at most 64 ASCII letters, digits, dots, - and _",
+            )
 
 
 class SearchKind(StrEnum):
@@ -49,6 +73,34 @@ class SearchResult(Struct, frozen=True, kw_only=True, rename="camel"):
     The next page continues there."""
     compared_with: tuple[SearchKind, ...] = ()
     """What the text was compared with. Empty if there was no text."""
+
+
+class BatchView(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The notifications that one request was fanned out into, counted by status."""
+
+    batch_id: str
+    accepted_at: datetime
+    total: int
+    """Number of notifications that were counted."""
+    statuses: dict[Status, int]
+    """Status → number of notifications, in the order of the life cycle. Statuses without any are missing."""
+    channels: dict[Channel, int]
+    """Channel → number of notifications."""
+    complete: bool
+    """False if the batch has more notifications than were counted."""
+
+
+def count_batch(batch_id: str, found: Sequence[Notification], *, complete: bool) -> BatchView:
+    """Counts the notifications of a batch, of which there is at least one."""
+    statuses, channels = Counter(one.status for one in found), Counter(one.channel for one in found)
+    return BatchView(
+        batch_id=batch_id,
+        accepted_at=min(one.created_at for one in found),
+        total=len(found),
+        statuses={status: statuses[status] for status in Status if status in statuses},
+        channels={channel: channels[channel] for channel in Channel if channel in channels},
+        complete=complete,
+    )
 
 
 def plan_search(text: str, chosen: Filter) -> dict[SearchKind, Filter]:

@@ -17,7 +17,10 @@ from homing.dashboard.static_files import static_url
 
 _KINDS = {
     **dict.fromkeys(("sent", "delivered", "closed", "live", "active", "done", "accepted", "ok"), "good"),
-    **dict.fromkeys(("failed", "open", "dead", "revoked", "bad_recipient", "bad_content"), "bad"),
+    **dict.fromkeys(
+        ("failed", "open", "dead", "revoked", "bad_recipient", "bad_content", "dead_address", "opted_out"),
+        "bad",
+    ),
     **dict.fromkeys(
         ("retrying", "in_doubt", "half_open", "interrupted", "stopped", "expired", "transient"), "warn"
     ),

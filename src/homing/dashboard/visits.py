@@ -40,6 +40,8 @@ NOTICES = {
     "moved": "Moved to the dead letters.",
     "forced": "The breaker is under manual control.",
     "released": "The breaker is under automatic control again.",
+    "split": "The split is overridden for notifications accepted from now on.",
+    "unsplit": "The settings decide the split again.",
     "stopping": "The job stops at its next step.",
     "resumed": "The job continues.",
     "saved": "Saved.",

@@ -35,6 +35,7 @@ from homing.core.ports.stores import (
     InboxEntry,
     RegisteredSink,
     SharedState,
+    SupportsMetadataIndexes,
     SupportsWakeUps,
     WorkerHeartbeat,
 )
@@ -74,6 +75,7 @@ from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.queue_overview import QueueOverview, find_left_out, read_queue_overview
 from homing.engine.operations.reload_requests import ReloadRequests
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.stored_settings import StoredSettings
 from homing.engine.operations.workers import WorkerStatus, list_workers
@@ -83,13 +85,20 @@ from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
 from homing.engine.receipts.receipt_monitor import ReceiptMonitor
 from homing.engine.receipts.status_lookups import StatusLookups
 from homing.engine.recipient_directory import RegistryDirectory
-from homing.engine.settings import STORE_TIMEOUT_MS, LaneSlots, ProcessSettings, WorkerSettings
+from homing.engine.settings import (
+    STORE_TIMEOUT_MS,
+    LaneSlots,
+    ProcessSettings,
+    SearchSettings,
+    WorkerSettings,
+)
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
 from homing.engine.upkeep.alerts import Alerts, list_open_alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
+from homing.engine.upkeep.metadata_indexes import index_declared_metadata
 from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
@@ -115,6 +124,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     leaves one entry. Empty means `name`."""
     slots: LaneSlots = LaneSlots()
     upkeep: UpkeepSettings = UpkeepSettings()
+    search: SearchSettings = SearchSettings()
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     quiet_hours: QuietHours = QuietHours()
@@ -172,6 +182,8 @@ class Engine(TenantApi):
             clock=parts.clock,
             random_source=parts.random_source,
         )
+        splits = SplitOverrides(parts.backend, parts.roster)
+        policies.read_along = splits.refresh
         alerts = Alerts(parts.backend, parts.clock, parts.random_source)
         lost_commits = LostCommits(parts.backend, parts.clock, alerts, settings.upkeep.retention)
         self._lost_commits = lost_commits
@@ -270,6 +282,7 @@ class Engine(TenantApi):
             clock=parts.clock,
             random_source=parts.random_source,
             policies=policies,
+            splits=splits,
             breakers=breakers,
             intake=intake,
             upkeep=upkeep,
@@ -298,9 +311,12 @@ class Engine(TenantApi):
             settings.tenant,
             roster=parts.roster,
             breakers=breakers,
+            splits=splits,
             clock=parts.clock,
             random_source=parts.random_source,
         )
+        self.splits = splits
+        """How the first attempts of each channel are split between its providers, and the overrides."""
         self.bridges = Bridges(
             parts.bridges,
             intake=intake,
@@ -451,6 +467,9 @@ class Engine(TenantApi):
             asyncio.create_task(self._relay.run(), name="homing-relay"),
             asyncio.create_task(self._heartbeats.run(), name="homing-heartbeat"),
         ]
+        if isinstance(self._backend, SupportsMetadataIndexes):
+            indexing = index_declared_metadata(self._backend, self.settings.search.metadata_keys, self._clock)
+            self._running.append(asyncio.create_task(indexing, name="homing-metadata-indexes"))
         if self._look_ups.possible:
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:

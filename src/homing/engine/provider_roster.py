@@ -10,11 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.ids import id_time_ms
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Provider, SupportsBatchSend
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
+from homing.core.routing.splits import SplitOverride, split_at
 from homing.core.send_request import find_provider_id
 from homing.engine.plug_in_calls import call_within
 
@@ -79,6 +81,9 @@ class ProviderRoster:
             self._listed[listed.id] = listed
         self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
         self._weights = {channel: self._split(channel) for channel in Channel}
+        self.overrides: Mapping[Channel, tuple[SplitOverride, ...]] = {}
+        """Overrides of the splits that were read last, by channel, newest first. Also those that have ended,
+        because notifications that were accepted under them keep their first provider."""
         self.batch_providers = self._find_batch_providers()
         """The providers that send in batches, by id."""
 
@@ -152,9 +157,9 @@ class ProviderRoster:
         """Returns the route of a channel from the provider with which the notification's rounds begin.
 
         This is the provider of its first attempt, unless its breaker was open then. If first attempts are
-        split by weight, it depends on the notification's id.
+        split by weight, it depends on the notification's id, and on the split at the time in the id.
         """
-        route, weights = self._routes[channel], self._weights[channel]
+        route, weights = self._routes[channel], self._weights_of(channel, id)
         return rotate_route(route, first_step(route, weights, id).provider) if weights else route
 
     @property
@@ -163,11 +168,23 @@ class ProviderRoster:
         return tuple(channel for channel, route in self._routes.items() if route)
 
     def weights(self, channel: Channel) -> Mapping[str, int]:
-        """Returns the weights of a channel's route, by provider.
+        """Returns the configured weights of a channel's route, by provider.
 
         The result is empty if all first attempts go to the first provider.
         """
         return self._weights[channel]
+
+    def override_of(self, channel: Channel, id: str) -> SplitOverride | None:
+        """Returns the override that was in force when the notification `id` was accepted, or None."""
+        overrides = self.overrides.get(channel)
+        return split_at(overrides, id_time_ms(id)) if overrides else None
+
+    def _weights_of(self, channel: Channel, id: str) -> Mapping[str, int]:
+        """Returns the weights by which the first provider of a notification is drawn."""
+        override = self.override_of(channel, id)
+        if override is None or not any(override.shares.get(step.provider) for step in self._routes[channel]):
+            return self._weights[channel]  # an override may name only providers that this process lacks
+        return override.shares
 
     def first_step(
         self,
@@ -186,7 +203,7 @@ class ProviderRoster:
             able = ", ".join(c.value for c in self.channels) or "none yet"
             raise InvalidRequest("channel", f"{channel} has no provider; channels with a provider: {able}")
         if forced is None:
-            weights = self._weights[channel]
+            weights = self._weights_of(channel, id)
             return first_step(route, weights, id, usable) if weights else route[0]
         wanted = find_provider_id(forced, self._listed)
         for step in route:

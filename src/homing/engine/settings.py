@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from homing.core.bounds import NOT_A_SETTING, Count, DurationMs, Percentage, PositiveDurationMs
 from homing.core.notifications import Mode
+from homing.core.search import METADATA_KEY, MOST_METADATA_KEYS
 
 STORE_TIMEOUT_MS = 15_000
 """Default for the time that a request waits for the store.
@@ -57,6 +58,15 @@ class ProcessSettings(Struct, frozen=True, kw_only=True):
 
     batch_size: Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)] = 50
     """Number of notifications that a run without a limit delivers at most, unless the store has a value."""
+
+
+class SearchSettings(Struct, frozen=True, kw_only=True):
+    """What can be searched for quickly."""
+
+    metadata_keys: Annotated[
+        tuple[Annotated[str, Meta(pattern=f"^{METADATA_KEY}$")], ...], Meta(max_length=MOST_METADATA_KEYS)
+    ] = ()
+    """Keys of the metadata that have an index. Other keys are searched among the newest notifications."""
 
 
 class AlertThresholds(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from homing.engine.operations.policies import Policies
 from homing.engine.operations.providers import ProviderOperations
 from homing.engine.operations.recipients import Recipients
 from homing.engine.operations.searches import SearchOperations
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.statistics import QueueOperations
 from homing.engine.operations.templates import Templates
 from homing.engine.provider_roster import ProviderRoster
@@ -47,6 +48,7 @@ class EngineServices(Struct, frozen=True, kw_only=True):
     clock: Clock
     random_source: RandomSource
     policies: Policies
+    splits: SplitOverrides
     breakers: Breakers
     intake: Intake
     upkeep: Upkeep
@@ -164,6 +166,7 @@ class TenantApi:
             backend=tools.backend,
             roster=tools.roster,
             breakers=tools.breakers,
+            splits=tools.splits,
             list_providers=lambda: self._list_providers(),
         )
         self.recipients = Recipients(tools.backend, tenant, tools.locales)
@@ -179,6 +182,7 @@ class TenantApi:
             self.tenant,
             roster=tools.roster,
             breakers=tools.breakers,
+            splits=tools.splits,
             clock=tools.clock,
             random_source=tools.random_source,
         ).providers()
@@ -217,6 +221,8 @@ class TenantApi:
     overview = delegate(_overview, OverviewOperations.overview)
     waiting_histogram = delegate(_overview, OverviewOperations.waiting_histogram)
     provider_overview = delegate(_overview, OverviewOperations.provider_overview)
+    batch = delegate(_searches, SearchOperations.batch)
+    batches = delegate(_searches, SearchOperations.batches)
     find = delegate(_searches, SearchOperations.find)
     find_all = delegate(_searches, SearchOperations.find_all)
 

@@ -28,6 +28,7 @@ from homing.engine.settings import (
     AlertThresholds,
     LaneSlots,
     ProcessSettings,
+    SearchSettings,
     WorkerSettings,
 )
 from homing.net.settings import HttpSettings
@@ -124,6 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     quiet_hours: QuietHourSettings = QuietHourSettings()
     retention: Retention = Retention()
     thresholds: AlertThresholds = AlertThresholds()
+    search: SearchSettings = SearchSettings()
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptHealthPolicy = ReceiptHealthPolicy()
     http: HttpSettings = HttpSettings()

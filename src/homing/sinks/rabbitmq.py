@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Unpack
 
-from homing.brokers.rabbitmq import CONNECT_TIMEOUT_MS, HEARTBEAT_S, diagnose, read_server
+from homing.brokers.rabbitmq import RabbitMqLogin, diagnose, read_server
 from homing.brokers.rabbitmq_publisher import (
     OutgoingMessage,
     PublishResult,
@@ -37,16 +38,8 @@ class RabbitMqSink:
         exchange: str = "",
         queue: str = "",
         routing_key: str = "{event}",
-        username: str = "",
-        password: str | Secret = "",
-        auth: str = "plain",
-        ca_file: str = "",
-        cert_file: str = "",
-        key_file: str = "",
-        connection_name: str = "homing sink",
-        heartbeat_s: int = HEARTBEAT_S,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         timeout_ms: int = 10_000,
+        **login: Unpack[RabbitMqLogin],
     ) -> None:
         if bool(exchange) == bool(queue):
             raise ConfigError("exchange", "or queue must be set, and only one of them")
@@ -55,20 +48,8 @@ class RabbitMqSink:
                 raise ConfigError(field, f"is longer than {_LONGEST_KEY_BYTES} bytes")
         if not 1 <= timeout_ms <= 15_000:
             raise ConfigError("timeout_ms", "must be between 1 and 15000, because the relay waits for 20 s")
-        self._server = read_server(
-            url,
-            username=username,
-            password=password,
-            auth=auth,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            connection_name=connection_name,
-            heartbeat_s=heartbeat_s,
-            connect_timeout_ms=connect_timeout_ms,
-        )
+        self._server = read_server(url, "sink", **login)
         self._publisher = RabbitMqPublisher(self._server)
-        self._connect_timeout_ms = connect_timeout_ms
         self._timeout_ms = timeout_ms
         self._exchange = exchange
         self._queue = queue
@@ -76,7 +57,7 @@ class RabbitMqSink:
 
     async def open(self) -> None:
         """Connects, and checks that the exchange or queue exists. Raises `HomingError` with the reason."""
-        connection = await self._publisher.ready(self._connect_timeout_ms)
+        connection = await self._publisher.ready(self._server.connect_timeout_ms)
         if self._queue:
             await connection.check_queue(self._queue)
         else:
@@ -84,7 +65,8 @@ class RabbitMqSink:
 
     async def diagnose(self) -> str:
         """Connects, and describes the server and the exchange or queue. Raises an error if one is missing."""
-        return await diagnose(self._server, queue=self._queue, exchange=self._exchange)
+        queues = [self._queue] if self._queue else []
+        return await diagnose(self._server, queues=queues, exchange=self._exchange)
 
     async def close(self) -> None:
         """Disconnects."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from homing.brokers.redis import DEFAULT_TIMEOUT_MS, DEFAULT_URL, RedisConnection
+from homing.brokers.redis import DEFAULT_URL, RedisConnection, RedisLogin
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.events import Event, event_body, event_headers
 from homing.net.secrets import Secret
@@ -24,24 +25,11 @@ class RedisSink:
         self,
         url: str | Secret = DEFAULT_URL,
         *,
-        username: str = "",
-        password: str | Secret = "",
-        ca_file: str = "",
-        sentinel: str = "",
-        sentinel_password: str | Secret = "",
-        timeout_ms: int | str = DEFAULT_TIMEOUT_MS,
         stream: str = "homing:events",
         max_length: int = 100_000,
+        **login: Unpack[RedisLogin],
     ) -> None:
-        self._redis = RedisConnection(
-            url,
-            username=username,
-            password=password,
-            ca_file=ca_file,
-            sentinel=sentinel,
-            sentinel_password=sentinel_password,
-            timeout_ms=timeout_ms,
-        )
+        self._redis = RedisConnection(url, **login)
         if not stream or len(stream) > _LONGEST_NAME:
             raise ConfigError("stream", f"must have 1 to {_LONGEST_NAME} characters")
         if not 1 <= max_length <= _MAX_LENGTH:

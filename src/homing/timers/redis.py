@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from homing.brokers.redis import DEFAULT_TIMEOUT_MS, DEFAULT_URL, RedisConnection, RedisFailure
+from homing.brokers.redis import DEFAULT_URL, RedisConnection, RedisFailure, RedisLogin
 from homing.core.errors import ConfigError
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.timers import Wake
@@ -53,23 +53,10 @@ class RedisTimer:
         self,
         url: str | Secret = DEFAULT_URL,
         *,
-        username: str = "",
-        password: str | Secret = "",
-        ca_file: str = "",
-        sentinel: str = "",
-        sentinel_password: str | Secret = "",
-        timeout_ms: int | str = DEFAULT_TIMEOUT_MS,
         prefix: str = "homing",
+        **login: Unpack[RedisLogin],
     ) -> None:
-        self._redis = RedisConnection(
-            url,
-            username=username,
-            password=password,
-            ca_file=ca_file,
-            sentinel=sentinel,
-            sentinel_password=sentinel_password,
-            timeout_ms=timeout_ms,
-        )
+        self._redis = RedisConnection(url, **login)
         if not prefix or len(prefix) > _LONGEST_PREFIX:
             raise ConfigError("prefix", f"must have 1 to {_LONGEST_PREFIX} characters")
         self.key = f"{prefix}:due"

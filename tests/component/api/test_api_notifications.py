@@ -69,6 +69,10 @@ def test_several_channels_become_several_notifications_of_one_batch(service: Run
     assert "notificationId" not in sent.json
     found = service.call("GET", f"/api/v1/notifications?batchId={sent.json['batchId']}").json["items"]
     assert {one["id"] for one in found} == set(sent.json["notificationIds"])
+    batch = service.call("GET", f"/api/v1/batches/{sent.json['batchId']}", key="default:read").json
+    assert (batch["total"], batch["statuses"], batch["complete"]) == (2, {"pending": 2}, True)
+    assert service.call("GET", "/api/v1/batches").json["items"] == [batch]
+    assert service.call("GET", "/api/v1/batches/01977420-dfe8-782e-af72-8b4fa42485e3").status == 404
 
 
 def test_the_same_idempotency_key_returns_the_same_result_and_with_another_body_a_conflict(

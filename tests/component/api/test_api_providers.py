@@ -89,3 +89,47 @@ def test_only_an_administrator_changes_what_all_tenants_share(
         body = {"phase": "open", "address": "x"}
         refused = service.call("POST", f"/api/v1/providers/mail/{path}", body)
         assert refused.status == 400
+
+
+def test_a_split_is_overridden_listed_and_reset(service: RunningService) -> None:
+    wanted = {"shares": {"AWS_SNS": 3, "mail": 1}, "why": "mail is slow", "forMs": 3_600_000}
+    done = service.call("PUT", "/api/v1/providers/splits/sms", wanted)
+    assert done.status == 200
+    assert done.json["shares"] == {"mail": 25.0, "sns": 75.0}
+    override = done.json["override"]
+    assert (override["shares"], override["by"], override["why"]) == (
+        {"mail": 1, "sns": 3},
+        "key:default",
+        "mail is slow",
+    )
+    listed = service.call("GET", "/api/v1/providers/splits", key="default:read").json["items"]
+    assert {one["channel"]: one.get("override") for one in listed}["sms"] == override
+    assert service.call("GET", "/api/v1/providers/sns").json["splits"] == {"sms": override}
+    assert service.call("GET", "/api/v1/providers/overview").json["items"][0]["provider"]["splits"]
+    ended = service.call("DELETE", "/api/v1/providers/splits/sms?why=over")
+    assert "override" not in ended.json
+    assert service.call("DELETE", "/api/v1/providers/splits/sms").status == 404
+    assert [note[1:3] for note in service.trail.notes][:2] == [("split.set", "sms"), ("split.reset", "sms")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({"why": ""}, 400),
+        ({"why": " "}, 422),
+        ({"forMs": 0}, 400),
+        ({"shares": {}}, 400),
+        ({"shares": {"fax": 1}}, 422),
+        ({"shares": {"mail": 0}}, 422),
+    ],
+)
+def test_an_invalid_split_is_refused_and_not_in_the_audit_trail(
+    service: RunningService, wrong: dict[str, object], status: int
+) -> None:
+    body = {"shares": {"mail": 1}, "why": "x", "forMs": 1000, **wrong}
+    assert service.call("PUT", "/api/v1/providers/splits/sms", body).status == status
+    good = {"shares": {"mail": 1}, "why": "x", "forMs": 1000}
+    for key in ("default:read", "default:operate"):
+        assert service.call("PUT", "/api/v1/providers/splits/sms", good, key=key).status == 403
+        assert service.call("DELETE", "/api/v1/providers/splits/sms", key=key).status == 403
+    assert service.trail.notes == []

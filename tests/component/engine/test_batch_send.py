@@ -113,6 +113,22 @@ async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_igno
     assert engine.worker.in_flight == 0
 
 
+async def test_a_late_outcome_is_not_counted_a_second_time(harness: EngineHarness) -> None:
+    provider = BatchProvider(script=[HANG] * 3)
+    engine = await harness.open({"mail": provider}, rules=steady(timeout_ms="5s"))
+    for _ in range(3):
+        await mail(engine)
+    await seconds(4)
+    in_flight = dict(provider.in_flight)
+    await seconds(2)
+    assert sorted(provider.given_up, key=id) == sorted(in_flight, key=id)
+    for mark, ended in in_flight.items():
+        ended([(mark, Outcome(K.TRANSIENT))])
+    await seconds(1)
+    assert await phase(harness) is Phase.CLOSED, "three failures, not six"
+    assert engine.worker.stale == 0, "nothing was settled twice"
+
+
 async def test_no_more_attempts_are_started_than_the_provider_allows(harness: EngineHarness) -> None:
     provider = BatchProvider(latency_ms=1_000)
     engine = await harness.open({"mail": serving("mail", provider, max_in_flight=5)}, working=False)

@@ -58,6 +58,20 @@ async def test_metadata_is_compared_within_a_limit_and_the_rest_on_the_next_page
     assert [one.id async for one in engine.find_all("order=42")] == [wanted]
 
 
+async def test_a_worker_indexes_the_declared_metadata_so_that_old_notifications_are_found(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "_SCANNED", 2)
+    engine = await harness.open({"mail": ScriptedProvider()}, search={"metadata_keys": ["order"]})
+    wanted = await send(engine, metadata={"order": 42, "note": "x"})
+    for _ in range(5):
+        await send(engine, metadata={"order": 43})
+    await seconds(1)
+    found = await engine.find("order=42")
+    assert ([one.id for one in found.items], found.complete) == ([wanted], True)
+    assert not (await engine.find("note=x")).complete
+
+
 async def test_matches_of_several_kinds_are_merged_newest_first_on_every_page(engine: Homing) -> None:
     ids = []
     for number in range(9):

@@ -340,6 +340,21 @@ async def test_one_round_of_upkeep_handles_all_lost_leases(harness: EngineHarnes
     assert calls[:5] == ["lead", "reclaim", "reclaim", "reclaim", "lead"]
 
 
+async def test_a_lost_attempt_is_settled_by_the_store_s_time_even_before_the_first_claim(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    new = a_notification()
+    await harness.store.accept([a_submission(new)])
+    await harness.store.claim(a_claim_request(lease_ms=10_000))
+    await seconds(60)
+    harness.store.away |= {"breakers", "claim", "now_ms"}
+    engine.start_worker()
+    await seconds(1)
+    [lost] = (await engine.history(new.id)).attempts
+    assert (lost.outcome, lost.latency_ms // 1_000) == (K.LOST, 60)
+
+
 @pytest.mark.parametrize("call", ["lead", "reclaim"])
 async def test_upkeep_waits_for_an_unavailable_store(harness: EngineHarness, call: str) -> None:
     engine, _ = await failing(harness, thresholds={"retry_backlog": 0})

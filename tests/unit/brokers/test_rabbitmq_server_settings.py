@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from homing.brokers.rabbitmq import read_server
+from homing.bridges.rabbitmq import RabbitMqBridge
+from homing.brokers.rabbitmq import RabbitMqLogin, read_server
+from homing.brokers.redis import RedisLogin
+from homing.compose.factories import find_options
 from homing.core.errors import ConfigError
 from homing.net.secrets import Secret
+from homing.providers.rabbitmq.provider import RabbitMqProvider
+from homing.sinks.rabbitmq import RabbitMqSink
+from homing.sinks.redis import RedisSink
+from homing.timers.redis import RedisTimer
 
 
 def url_of(given: str, **options: Any) -> URL:
@@ -120,3 +128,20 @@ def test_the_place_in_errors_has_no_credentials() -> None:
     server = read_server("amqp://ada:s3cret@broker/shop")
     assert server.place == "broker:5672, virtual host 'shop'"
     assert "s3cret" not in repr(server)
+
+
+def test_a_setting_that_no_connection_has_is_refused_as_in_a_plain_call() -> None:
+    unknown: dict[str, Any] = {"usrname": "ada"}
+    for kind in (RabbitMqProvider, partial(RabbitMqSink, queue="events"), RabbitMqBridge):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'usrname'"):
+            kind(url="amqp://broker/", **unknown)
+    for other in (RedisTimer, RedisSink):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'usrname'"):
+            other("redis://broker/", **unknown)
+
+
+def test_the_settings_of_a_connection_are_settings_of_everything_that_connects() -> None:
+    for kind in (RabbitMqProvider, RabbitMqSink, RabbitMqBridge):
+        assert find_options(kind).keys() >= {"url", *RabbitMqLogin.__annotations__}, kind
+    for other in (RedisTimer, RedisSink):
+        assert find_options(other).keys() >= {"url", *RedisLogin.__annotations__}, other

@@ -142,6 +142,17 @@ def test_a_forced_breaker_is_named_as_such_and_an_old_one_with_its_date() -> Non
     assert text == "SMS is delivered in time: x half-open"
 
 
+def test_channels_with_the_same_trouble_share_one_text() -> None:
+    sms, email, push = (
+        a_channel(channel, troubles=(TWILIO,)) for channel in (Channel.SMS, Channel.EMAIL, Channel.PUSH)
+    )
+    chat = a_channel(Channel.CHAT, troubles=(TroubledProvider(provider="x", phase=Phase.HALF_OPEN),))
+    assert verdict_of(sms, email)[1] == f"SMS and email are delivered in time: {TWILIO_OPEN}"
+    assert verdict_of(email, chat, sms, push)[1] == (
+        f"Email, SMS and push are delivered in time: {TWILIO_OPEN}; Chat is delivered in time: x half-open"
+    )
+
+
 def test_an_open_breaker_of_a_channel_that_nobody_uses_is_not_worth_a_warning() -> None:
     level, _ = verdict_of(a_channel(troubles=(TWILIO,), waiting=0, last_day=()))
     assert level is VerdictLevel.OK

@@ -16,10 +16,12 @@ from homing.core.access.scopes import Scope
 from homing.core.content.locales import MAX_HEADER_CHARACTERS
 from homing.core.notifications import Notification, Page, Status
 from homing.core.retry.policy_views import ExplanationView
+from homing.core.search import BatchView
 from homing.core.send_request import SendRequest
 from homing.core.statistics import RetryInfo
 from homing.engine.intake.accept import SendResult
 from homing.engine.operations.explain import explanation_view
+from homing.wire.common import ItemList
 from homing.wire.notifications import (
     AttemptHistory,
     CancelBody,
@@ -118,6 +120,18 @@ async def list_notifications(call: ApiCall, query: NotificationQuery) -> Page:
         found = await call.tenant_api.find(query.q, chosen, limit=query.limit, cursor=query.cursor)
         return Page(items=found.items, cursor=found.cursor, complete=found.complete)
     return await call.tenant_api.list(chosen, limit=query.limit, cursor=query.cursor)
+
+
+@routes.get("/batches", scope=Scope.READ)
+async def list_batches(call: ApiCall) -> ItemList[BatchView]:
+    """List the batches of the newest 1,000 notifications, newest first, with counts by status."""
+    return ItemList(await call.tenant_api.batches())
+
+
+@routes.get("/batches/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
+async def get_batch(call: ApiCall, id: str) -> BatchView:
+    """Retrieve a batch: its notifications counted by status and channel, at most 5,000 of them."""
+    return await call.tenant_api.batch(id)
 
 
 @routes.get("/notifications/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))

@@ -1,4 +1,4 @@
-"""Routes for providers: list, check, send a test message and control the breaker."""
+"""Routes for providers: list, check, send a test message, control the breaker and the split."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from homing.api.http.bodies import ApiError
 from homing.api.http.routing import Routes
 from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
+from homing.core.notifications import Channel
 from homing.core.overview import ProviderOverview
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import Health, ProviderView, Tried
+from homing.core.routing.splits import SplitView
 from homing.core.send_request import find_provider_id
 from homing.wire.common import ItemList
-from homing.wire.providers import BreakerBody, BreakerPhase, TestMessageBody
+from homing.wire.policies import WhyQuery
+from homing.wire.providers import BreakerBody, BreakerPhase, SplitBody, TestMessageBody
 
 routes = Routes("Providers")
 
@@ -37,6 +40,32 @@ async def list_providers(call: ApiCall) -> ItemList[ProviderView]:
 async def get_provider_overview(call: ApiCall) -> ProviderOverview:
     """Retrieve each provider with its breaker, and what it did for the tenant in the last hour."""
     return await call.tenant_api.provider_overview()
+
+
+@routes.get("/providers/splits", scope=Scope.READ)
+async def list_splits(call: ApiCall) -> ItemList[SplitView]:
+    """List how first attempts are split, for each channel with several providers."""
+    return ItemList(await call.service.engine.splits.list())
+
+
+@routes.put("/providers/splits/{channel}", scope=Scope.ADMIN)
+async def set_split(call: ApiCall, channel: Channel, body: SplitBody) -> SplitView:
+    """Override the split of a channel for a time.
+
+    Applies to notifications that are accepted from now on, in all processes within five seconds. Those
+    accepted before keep the start of their route.
+    """
+    splits, lasting = call.service.engine.splits, timedelta(milliseconds=body.for_ms)
+    _, shares, _ = splits.check(channel, body.shares, why=body.why, lasting=lasting)
+    await call.note("split.set", channel.value, shares=shares, why=body.why, forMs=body.for_ms)
+    return await splits.set(channel, shares, who=call.caller.who, why=body.why, lasting=lasting)
+
+
+@routes.delete("/providers/splits/{channel}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def reset_split(call: ApiCall, channel: Channel, query: WhyQuery) -> SplitView:
+    """End the override of a channel's split before its time."""
+    await call.note("split.reset", channel.value, why=query.why)
+    return await call.service.engine.splits.reset(channel, who=call.caller.who)
 
 
 @routes.get("/providers/{id}", scope=Scope.READ, errors=("NOT_FOUND",))

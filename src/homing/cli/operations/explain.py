@@ -40,6 +40,8 @@ def show_explanation(screen: Screen, privacy: RecipientMask, found: Explanation)
     screen.line(head, style="bold")
     screen.line("verdict  ", privacy.error(found.verdict, n.recipient))
     screen.line("next     ", found.next_step)
+    if found.split is not None:
+        screen.line("split    ", f"accepted while its channel was split {found.split.describe()}")
     screen.heading(f"What happened (times are local, UTC{format_utc_offset(n.created_at)})")
     screen.table(
         ("AT", "AFTER>", "WHAT", "WHERE", "RESULT", "DETAIL~"), build_timeline(found.history, privacy)

@@ -1,4 +1,4 @@
-"""`homing providers`: lists and tests providers, and overrides their breakers."""
+"""`homing providers`: lists and tests providers, and overrides their breakers and the split between them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from homing.cli.root import add_command_group
 from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
+    from homing.core.notifications import Channel
     from homing.core.routing.breaker import Phase
     from homing.core.routing.provider_views import BreakerView, Health, ProviderView, Tried
+    from homing.core.routing.splits import SplitOverrideView, SplitView
 
 
 providers = add_command_group("providers", "List and test providers; hold their breakers open or closed.")
@@ -50,7 +52,7 @@ async def list_(options: Options, json: Json = False) -> int:
                 p.id,
                 p.kind,
                 _routes(p),
-                p.weight,
+                _weight(p),
                 p.max_in_flight,
                 _rate(p),
                 _opens_after(p),
@@ -63,6 +65,8 @@ async def list_(options: Options, json: Json = False) -> int:
         for p in found:
             if p.breaker.forced or p.breaker.until is not None or p.breaker.why:
                 options.screen.line(p.id, _breaker(p.breaker))
+    for channel, override in {c: one for p in found for c, one in p.splits.items()}.items():
+        options.screen.line(f"{channel.value} is split: {_describe(override)}")
     return ExitCode.OK
 
 
@@ -156,6 +160,75 @@ async def _force(
     return ExitCode.OK
 
 
+@command(providers, "splits")
+async def list_splits(options: Options, json: Json = False) -> int:
+    """List how channels are split between their providers."""
+    async with open_engine(options, existing=True) as homing:
+        found = await homing.splits.list()
+    if json:
+        print_json(found)
+        return ExitCode.OK
+    options.screen.table(
+        ("CHANNEL", "SHARES", "OVERRIDE~"),
+        [
+            (one.channel.value, _per_cent(one), _describe(one.override) if one.override else "")
+            for one in found
+        ],
+    )
+    return ExitCode.OK
+
+
+ChannelName = Annotated[str, typer.Argument(metavar="CHANNEL", help="For example sms.")]
+
+
+@command(providers, "split")
+async def set_split(
+    options: Options,
+    channel: ChannelName,
+    shares: Annotated[
+        list[str], typer.Argument(metavar="PROVIDER=SHARE...", help="For example twilio=20 sns=80.")
+    ],
+    lasting: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long it holds, e.g. 2h; at most 30d.")
+    ],
+    why: Why = "",
+    who: Who = None,
+    json: Json = False,
+) -> int:
+    """Override the split of a channel for a time.
+
+    A reason is required. It applies to notifications accepted from now on, in every process within five
+    seconds.
+    """
+    over, given, duration = _parse_channel(channel), _parse_shares(shares), parse_delay(lasting, "--for")
+    assert duration is not None, "the option is required"
+    async with open_engine(options) as homing:
+        _, checked, for_ms = homing.splits.check(over, given, why=why, lasting=duration)
+        by = await record_audit(
+            homing, "split.set", over.value, who=who, why=why, shares=checked, forMs=for_ms
+        )
+        found = await homing.splits.set(over, checked, who=by, why=why, lasting=duration)
+    _show_split(options, found, json=json)
+    if not json:
+        options.notes.line(
+            f"end it before with `homing providers reset-split {over.value}`", style="bright_black"
+        )
+    return ExitCode.OK
+
+
+@command(providers, "reset-split")
+async def reset_split(
+    options: Options, channel: ChannelName, why: Why = "", who: Who = None, json: Json = False
+) -> int:
+    """End the override of a channel's split."""
+    over = _parse_channel(channel)
+    async with open_engine(options) as homing:
+        by = await record_audit(homing, "split.reset", over.value, who=who, why=why)
+        found = await homing.splits.reset(over, who=by)
+    _show_split(options, found, json=json)
+    return ExitCode.OK
+
+
 async def _send(
     options: Options, name: str | None, address: str, channel: str | None, *, yes: bool, json: bool
 ) -> int:
@@ -208,6 +281,53 @@ def _routes(provider: ProviderView) -> str:
         f"{channel.value} {provider.routes[channel]}" if channel in provider.routes else f"{channel.value} –"
         for channel in provider.channels
     )
+
+
+def _weight(provider: ProviderView) -> str:
+    """Returns the configured weight, and for each overridden split the provider's share of it."""
+    shares = [f"{channel.value} {one.shares.get(provider.id, 0)}" for channel, one in provider.splits.items()]
+    return ", ".join(shares) if shares else "" if provider.weight is None else str(provider.weight)
+
+
+def _parse_channel(text: str) -> Channel:
+    from homing.core.notifications import Channel
+
+    found = parse_choice(Channel, text, "CHANNEL")
+    assert found is not None, "the argument is required"
+    return found
+
+
+def _parse_shares(texts: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in texts:
+        provider, _, share = text.partition("=")
+        if not provider or not share.isdecimal():
+            raise CliError(f"PROVIDER=SHARE: is {text!r}; write it like twilio=20")
+        if provider in found:
+            raise CliError(f"PROVIDER=SHARE: names {provider} twice")
+        found[provider] = int(share)
+    return found
+
+
+def _show_split(options: Options, split: SplitView, *, json: bool) -> None:
+    if json:
+        print_json(split)
+        return
+    by = split.override
+    until = f"by {by.by}, ends {format_relative_time(by.until)}: {by.why}" if by else "as in the settings"
+    options.screen.line(split.channel.value, f"{_per_cent(split)}, {until}")
+
+
+def _per_cent(split: SplitView) -> str:
+    return ", ".join(f"{provider} {share:g} %" for provider, share in split.shares.items())
+
+
+def _describe(override: SplitOverrideView) -> str:
+    """Returns the shares of an override, who set it, its end and why."""
+    from homing.core.routing.splits import describe_shares
+
+    ends = format_relative_time(override.until)
+    return f"{describe_shares(override.shares)} by {override.by}, ends {ends}: {override.why}"
 
 
 def _rate(provider: ProviderView) -> str:

@@ -56,6 +56,33 @@ async def status(options: Options, id: NotificationId, json: Json = False) -> in
     return ExitCode.OK
 
 
+@command(app, "batch")
+async def batch(
+    options: Options,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")],
+    json: Json = False,
+) -> int:
+    """Count the notifications of a batch by status."""
+    async with open_engine(options, existing=True) as homing:
+        found = await homing.batch(id)
+    if json:
+        print_json(found)
+        return ExitCode.OK
+    options.screen.fields(
+        (
+            ("batch", found.batch_id),
+            ("accepted", format_local_time(found.accepted_at)),
+            ("notifications", f"{found.total:,}" + ("" if found.complete else " and more")),
+            ("channels", ", ".join(f"{name.value} {number:,}" for name, number in found.channels.items())),
+        )
+    )
+    options.screen.table(
+        ("STATUS", "NUMBER>"),
+        [(styled(name.value), f"{number:,}") for name, number in found.statuses.items()],
+    )
+    return ExitCode.OK
+
+
 @command(app, "list")
 async def list_(
     options: Options,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from homing.benching.report import BenchReport
 
 
+_POSTGRES = ("postgresql://", "postgres://")
+_MONGO = ("mongodb://", "mongodb+srv://")
+
+
 @command(app, "bench")
 async def bench(
     options: Options,
@@ -27,7 +31,8 @@ async def bench(
         list[str] | None,
         typer.Argument(
             metavar="[STORE]...",
-            help="sqlite:FOLDER, or postgresql://… where you may create databases; default: sqlite:",
+            help="sqlite:FOLDER, or postgresql://… or mongodb://… where you may create databases; "
+            "default: sqlite:",
         ),
     ] = None,
     long: Annotated[
@@ -64,11 +69,14 @@ async def bench(
 def _check(servers: Sequence[str]) -> None:
     """Raises CliError if a store is not supported or a package that the benchmark needs is missing."""
     for server in servers:
-        if "://" in server and not server.startswith(("postgresql://", "postgres://")):
+        if "://" in server and not server.startswith((*_POSTGRES, *_MONGO)):
             raise CliError(
-                f"store: {server.partition('://')[0]}:// is not supported; use a file or postgresql://"
+                f"store: {server.partition('://')[0]}:// is not supported; use a file, postgresql:// or "
+                "mongodb://"
             )
-    wanted = ["pycurl", "jinja2", *(["asyncpg"] if any("://" in server for server in servers) else [])]
+    drivers = {"asyncpg": _POSTGRES, "pymongo": _MONGO}
+    needed = [name for name, schemes in drivers.items() if any(one.startswith(schemes) for one in servers)]
+    wanted = ["pycurl", "jinja2", *needed]
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
         raise CliError(f"bench needs {' and '.join(missing)}; install with pip install 'homing[all]'")

@@ -146,12 +146,16 @@ async def backup(
 @command(db, "copy")
 async def copy(
     options: Options,
-    source: Annotated[str, typer.Argument(metavar="FILE", help="The SQLite file to copy from.")],
-    target: Annotated[str, typer.Argument(metavar="URL", help="The postgresql:// store to copy to.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A SQLite file, or a postgresql:// or mongodb:// store.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The postgresql:// or mongodb:// store to copy to.")
+    ],
     page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="Records per transaction.")] = 2000,
     json: Json = False,
 ) -> int:
-    """Copy a whole SQLite file to PostgreSQL. Stop all workers first. Run it again to resume."""
+    """Copy a whole store to PostgreSQL or MongoDB. Stop all workers first. Run it again to resume."""
     from homing import compose
     from homing.cli.common.progress import ProgressBar
 
@@ -171,7 +175,11 @@ async def copy(
     screen = options.screen
     screen.fields((name, f"{number:,}") for name, number in begun.counts.items())
     state = "was already copied" if begun.progress is None else "is copied, and the counts match"
-    screen.line(f"all of {source} {state}; set store to {redact_store_url(target)} and archive the file")
+    archived = "the old store" if "://" in source else "the file"
+    screen.line(
+        f"all of {redact_store_url(source)} {state}; set store to {redact_store_url(target)} and archive "
+        f"{archived}"
+    )
     return ExitCode.OK
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +44,9 @@ _MOST_SKEW_MS = 2_000
 _OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
 
 _MOST_LEASES_PER_TENANT = 2_000
+
+_SCHEDULER_VARIABLE = "RABBITMQ_URL"
+"""Without a settings file, this variable means that the variables of the retry scheduler are the settings."""
 
 _PLUG_IN_ADVICE = "check its settings, and that it is reachable"
 
@@ -117,7 +122,7 @@ async def _examine(options: Options, target: TestMessageTarget | None) -> AsyncI
     from homing.core.errors import HomingError
 
     try:
-        settings = options.settings()
+        settings = _load(options)
     except HomingError as error:
         yield DoctorFinding(
             name="settings",
@@ -169,8 +174,22 @@ def _about_templates(settings: Settings) -> DoctorFinding:
     )
 
 
+def _load(options: Options) -> Settings:
+    """Loads the settings. If they have the bridge `rabbitmq`, they are those of `homing bridge rabbitmq`."""
+    from homing import compose
+    from homing.settings.retry_scheduler import BRIDGE, read_retry_scheduler_variables
+
+    scheduler = partial(read_retry_scheduler_variables, os.environ)
+    settings = options.settings(scheduler if os.environ.get(_SCHEDULER_VARIABLE) else None)
+    table = settings.bridges.get(BRIDGE)
+    is_scheduler = table is not None and table.get("kind", BRIDGE) == BRIDGE
+    return compose.add_retry_scheduler(settings) if is_scheduler else settings
+
+
 def _settings_file() -> str:
-    return "homing.toml" if Path("homing.toml").exists() else "the defaults"
+    if Path("homing.toml").exists():
+        return "homing.toml"
+    return "the variables of the retry scheduler" if os.environ.get(_SCHEDULER_VARIABLE) else "the defaults"
 
 
 async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[DoctorFinding]:

@@ -27,7 +27,7 @@ from homing.core.lifecycle.claims import (
 )
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
-from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement, SettleResult
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.routing.breaker import Breaker
@@ -237,8 +237,9 @@ class Store(Protocol):
         """Returns one page of the notifications that match the filter, newest id first.
 
         With `oldest_first`, the oldest id comes first, on this page and on those of its cursor. With `scan`,
-        at most this many notifications are compared with the filter. If there are more, the page is marked as
-        not complete, and its cursor continues after them.
+        at most this many notifications are compared with the filter, unless an index of metadata finds those
+        that match. If there are more, the page is marked as not complete, and its cursor continues after
+        them.
         """
 
     async def waiting(self, tenant: str | None, *, limit: int = 50, ready: bool | None = None) -> Page:
@@ -297,6 +298,15 @@ class Store(Protocol):
         those of all tenants are returned.
         """
 
+    async def last_attempts(
+        self, tenant: str, *, per_provider: int, scan: int
+    ) -> tuple[tuple[str, AttemptRecord], ...]:
+        """Returns the last attempts of each provider with the notifications' ids, the latest start first.
+
+        Reads the attempts of the tenant's newest `scan` notifications, and returns at most `per_provider`
+        of each provider.
+        """
+
     async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
         """Returns how many notifications met the latency goal of their mode, per hour of the last `since_ms`.
 
@@ -306,6 +316,7 @@ class Store(Protocol):
     async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
         """Returns the number of unacknowledged dead letters, and the time of the oldest.
 
+        At most `MOST_UNACKNOWLEDGED` are counted, because alerts and pages read the number often.
         If `tenant` is None, those of all tenants are considered.
         """
 
@@ -456,6 +467,19 @@ class SupportsWakeUps(Protocol):
         """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
 
         Runs until it is cancelled, and only waits if wake-ups are not supported.
+        """
+
+
+@runtime_checkable
+class SupportsMetadataIndexes(Protocol):
+    """A store that finds notifications by the metadata keys that the settings declare, without a scan."""
+
+    async def index_metadata(self, keys: Collection[str]) -> None:
+        """Creates the missing indexes of these keys, and drops those of all other keys.
+
+        It may take minutes if there are many notifications, in which the store is used as always. Several
+        processes may call it at once. A call that was interrupted can be repeated. Raises `InvalidRequest`
+        if a text cannot be an indexed key (see `METADATA_KEY`).
         """
 
 

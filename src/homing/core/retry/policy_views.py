@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from homing.core.errors import ConfigError
 from homing.core.notifications import Attempt, Cause, Channel, Mode, Notification, Priority
 from homing.core.retry.policy import Backoff, BounceFailover, FailoverWait, Jitter, OnTimeout, PolicyPatch
+from homing.core.routing.splits import SplitOverrideView
 
 
 class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,6 +58,9 @@ class ExplanationView(Struct, frozen=True, kw_only=True, rename="camel"):
     """Names of rules that also matched but are less specific."""
     verdict: str
     next_step: str
+    split: SplitOverrideView | None = None
+    """Override of the channel's split under which the notification was accepted. It decides where its route
+    starts. None if the settings did."""
 
 
 _YEAR_MS = 366 * 24 * 3_600_000

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from homing.core.notifications import Channel, OutcomeKind, Recipient
 from homing.core.routing.breaker import Phase
+from homing.core.routing.splits import SplitOverrideView
 
 
 class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -54,6 +55,9 @@ class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     A channel whose route does not contain the provider is missing here.
     """
     weight: int | None = None
+    """Share of first attempts in the settings. Omitted if they are not split by weight."""
+    splits: Mapping[Channel, SplitOverrideView] = field(default_factory=dict)
+    """Channel → override of its split that is in force, in place of the weights. Omitted if there is none."""
     breaker: BreakerView
     breaker_policy: BreakerPolicyView
     """When the breaker opens. For a provider with slots per host, it applies to the breaker of each host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from homing.dashboard.screens import (
     administration,
+    batches,
     dead_letters,
     find,
     inbox,
@@ -34,5 +35,6 @@ def all_screens() -> tuple[Screens, ...]:
             recipients,
             administration,
             system,
+            batches,
         )
     )

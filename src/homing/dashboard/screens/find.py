@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from homing.core.durations import read_duration
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, WAITING
 from homing.core.notifications import Channel, Content, Filter, History, Notification, Status
-from homing.core.redaction import redact
+from homing.core.redaction import HIDDEN, redact
 from homing.core.request_decoding import read_filter
 from homing.core.search import SearchKind
 from homing.dashboard.visits import Screens, Visit
@@ -144,6 +144,8 @@ async def show_notification(visit: Visit, id: str) -> Response:
         policy=found.resolution,
         commands=_commands(n, visit),
         metadata=n.metadata,
+        request=_redacted(_request(n)),
+        answers=_redacted(msgspec.to_builtins(found.history.attempts)),
     )
 
 
@@ -160,6 +162,7 @@ async def _notification_part(visit: Visit, id: str) -> str:
         n=found.history.notification,
         verdict=found.verdict,
         next_step=found.next_step,
+        split=found.split,
         steps=build_steps(found.history),
     )
 
@@ -281,6 +284,42 @@ def _actions(n: Notification) -> tuple[str, ...]:
     if n.status in WAITING or n.status is Status.IN_DOUBT:
         found.append("move-to-dead-letter")
     return tuple(dict.fromkeys(found))
+
+
+def _request(n: Notification) -> dict[str, Any]:
+    """Returns the fields of the request that led to this notification."""
+    content = {name: value for name, value in msgspec.to_builtins(n.content).items() if value}
+    given = {
+        "channel": n.channel.value,
+        "type": n.type,
+        "category": n.category,
+        "priority": n.priority.value,
+        "origin": n.origin,
+        "recipient": {name: value for name, value in msgspec.to_builtins(n.recipient).items() if value},
+        "templateKey": n.template_key,
+        "content": content,
+        "metadata": n.metadata,
+        "sendAt": n.send_at,
+        "expiresAt": n.expires_at,
+        "provider": n.provider if n.pinned else None,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+_ADDRESSES = frozenset({"email", "phone", "deviceToken", "url"})
+
+
+def _redacted(value: Any, name: str = "") -> Any:
+    """Returns JSON data without addresses and secrets."""
+    match value:
+        case str():
+            return HIDDEN if name in _ADDRESSES else redact(value)
+        case Mapping():
+            return {key: _redacted(one, key) for key, one in value.items()}
+        case list() | tuple():
+            return [_redacted(one) for one in value]
+        case _:
+            return value
 
 
 def _forms(content: Content) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ async def read_providers(visit: Visit) -> str:
     return visit.html(
         "providers_part.html",
         found=found,
+        overrides={channel: one for each in found.items for channel, one in each.provider.splits.items()},
         lines={
             one.provider.id: trust(
                 draw_sparkline(
@@ -55,13 +56,36 @@ async def set_breaker(visit: Visit, id: str, form: dict[str, str]) -> Response:
     phase, why = _FORCED[form["phase"]], form.get("why", "")
     if phase is not None and not why:
         raise InvalidRequest("why", "is missing; say why, for the audit trail")
-    lasting_ms = read_duration(form["lasting"]) if form.get("lasting") else None
-    if form.get("lasting") and lasting_ms is None:
-        raise InvalidRequest("lasting", "is not a duration; write it like 30m or 2h")
-    lasting = None if lasting_ms is None or phase is None else timedelta(milliseconds=lasting_ms)
+    lasting = None if phase is None else _lasting(form)
+    lasting_ms = None if lasting is None else lasting // timedelta(milliseconds=1)
     await visit.note("breaker.set", id, phase=form["phase"], why=why, lasting_ms=lasting_ms)
     await visit.engine.force_breaker(id, phase, who=visit.caller.who, why=why, lasting=lasting)
     return visit.go("providers", done="released" if phase is None else "forced")
+
+
+@screens.post("providers/splits/{channel}", Scope.ADMIN)
+async def set_split(visit: Visit, channel: str, form: dict[str, str]) -> Response:
+    """Overrides how a channel is split between its providers, for a time."""
+    splits, lasting = visit.engine.splits, _lasting(form)
+    if lasting is None:
+        raise InvalidRequest("lasting", "is missing; say when the settings decide again, like 2h")
+    shares = {
+        name.removeprefix("share."): _share(name, value)
+        for name, value in form.items()
+        if name.startswith("share.") and value
+    }
+    over, given, for_ms = splits.check(channel, shares, why=form.get("why", ""), lasting=lasting)
+    await visit.note("split.set", over.value, shares=given, why=form["why"], forMs=for_ms)
+    await splits.set(over, given, who=visit.caller.who, why=form["why"], lasting=lasting)
+    return visit.go("providers", done="split")
+
+
+@screens.post("providers/splits/{channel}/reset", Scope.ADMIN)
+async def reset_split(visit: Visit, channel: str, form: dict[str, str]) -> Response:
+    """Ends the override of a channel's split before its time."""
+    await visit.note("split.reset", channel, why=form.get("why", ""))
+    await visit.engine.splits.reset(channel, who=visit.caller.who)
+    return visit.go("providers", done="unsplit")
 
 
 @screens.post("providers/{id}/test", Scope.ADMIN)
@@ -79,8 +103,25 @@ async def _page(visit: Visit, tried: Tried | None = None) -> Response:
         part=await read_providers(visit),
         tried=tried,
         providers=await visit.engine.providers(),
+        splits=await visit.engine.splits.list(),
         channels=list(Channel),
     )
+
+
+def _lasting(form: dict[str, str]) -> timedelta | None:
+    """Returns the duration in the field `lasting`, or None if it is empty."""
+    if not form.get("lasting"):
+        return None
+    lasting_ms = read_duration(form["lasting"])
+    if lasting_ms is None:
+        raise InvalidRequest("lasting", "is not a duration; write it like 30m or 2h")
+    return timedelta(milliseconds=lasting_ms)
+
+
+def _share(name: str, value: str) -> int:
+    if not value.isdecimal() or len(value) > 9:
+        raise InvalidRequest(name, "is not a share; write a whole number like 80")
+    return int(value)
 
 
 async def _find(visit: Visit, id: str) -> None:

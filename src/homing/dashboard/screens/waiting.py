@@ -20,6 +20,9 @@ _STEP = timedelta(minutes=30)
 
 _SPAN = timedelta(hours=24)
 
+_GROUPED = 10_000
+"""Maximum number of notifications whose errors are grouped, the newest ones."""
+
 
 @screens.get("waiting")
 async def show_waiting(visit: Visit) -> Response:
@@ -39,7 +42,8 @@ async def read_waiting(visit: Visit) -> str:
         counts=await visit.api.queue_counts(),
         retrying=await visit.api.waiting(limit=50, by="last-attempt"),
         due=await visit.api.select_pending(50),
-        errors=await visit.api.error_groups(20, status=Status.RETRYING),
+        errors=await visit.api.error_groups(20, status=Status.RETRYING, newest=_GROUPED),
+        grouped=_GROUPED,
         lanes=counted.most_common(20),
         complete=found.complete,
         chart=trust(_draw(found.groups, visit.now)) if found.groups else None,

@@ -55,6 +55,7 @@ class Spool:
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
+        self._turn = asyncio.Lock()
         self._by_key: dict[RequestKey, StoredRequest] = {}
         self.written = False
         """True if a request was spooled since the task that empties the spool was last woken."""
@@ -84,16 +85,18 @@ class Spool:
     async def drain(self, store: Store) -> int:
         """Moves all submissions to the store and returns their number.
 
-        Removes them from the file afterwards. Returns 0 if another process is moving them.
+        Removes them from the file afterwards. Waits if another task of this process is moving them. Returns 0
+        if another process is.
         """
-        if not self._path.exists():
-            return 0
-        with self._sibling("draining").open("ab") as turn:
-            try:
-                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return 0  # another process is moving the submissions
-            return await self._move_to_store(store)
+        async with self._turn:
+            if not self._path.exists():
+                return 0
+            with self._sibling("draining").open("ab") as turn:
+                try:
+                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return 0  # another process is moving the submissions
+                return await self._move_to_store(store)
 
     def waiting(self) -> int:
         """Returns the number of spooled submissions."""

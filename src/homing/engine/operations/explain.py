@@ -9,6 +9,7 @@ from homing.core.notifications import History, Reason, Status
 from homing.core.request_decoding import to_camel_case
 from homing.core.retry.policy import Resolution, RetryPolicy
 from homing.core.retry.policy_views import ExplanationView, PolicyView
+from homing.core.routing.splits import SplitOverrideView
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -18,6 +19,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
     resolution: Resolution
     verdict: str
     next_step: str
+    split: SplitOverrideView | None = None
+    """Override of the split that was in force when the notification was accepted. None if there was none, or
+    if its provider is pinned."""
 
 
 def policy_view(policy: RetryPolicy) -> PolicyView:
@@ -42,6 +46,7 @@ def explanation_view(found: Explanation) -> ExplanationView:
         passed_over=resolution.passed_over,
         verdict=found.verdict,
         next_step=found.next_step,
+        split=found.split,
     )
 
 

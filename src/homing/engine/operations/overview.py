@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.notifications import Channel, Filter, Notification, Reason, Status
 from homing.core.overview import (
     MINUTE,
     FailingHost,
+    LastOutcome,
     Overview,
     ProviderNow,
     ProviderOverview,
@@ -23,6 +25,7 @@ from homing.core.overview import (
     give_verdict,
 )
 from homing.core.ports.stores import Backend
+from homing.core.redaction import redact
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import ProviderView
 from homing.core.statistics import (
@@ -35,6 +38,7 @@ from homing.core.statistics import (
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.operations.providers import breaker_view
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.workers import count_live_workers
 from homing.engine.provider_roster import ProviderRoster
 
@@ -56,6 +60,12 @@ _SCANNED = 2_000
 
 _MOST_HOSTS = 10
 
+_OUTCOMES = 10
+"""Number of last outcomes per provider."""
+
+_ATTEMPTED = 1_000
+"""Number of the newest notifications among whose attempts the last outcomes are looked for."""
+
 
 class OverviewOperations:
     """Reads the state of one tenant's deliveries."""
@@ -67,12 +77,14 @@ class OverviewOperations:
         backend: Backend,
         roster: ProviderRoster,
         breakers: Breakers,
+        splits: SplitOverrides,
         list_providers: Callable[[], Awaitable[tuple[ProviderView, ...]]],
     ) -> None:
         self._tenant = tenant
         self._backend = backend
         self._roster = roster
         self._breakers = breakers
+        self._splits = splits
         self._list_providers = list_providers
 
     async def overview(self) -> Overview:
@@ -85,6 +97,7 @@ class OverviewOperations:
         waiting = await backend.waiting_groups(tenant, limit=_COUNTED)
         tallies = await backend.tallies(tenant)
         live = await count_live_workers(backend)
+        splits = await self._splits.in_force()
         channels = tuple(
             build_channel(
                 channel,
@@ -94,6 +107,7 @@ class OverviewOperations:
                 waiting=[one for one in waiting.groups if one.channel is channel],
                 complete=waiting.complete,
                 troubles=self._troubles(channel),
+                split=splits.get(channel),
             )
             for channel in self._channels(quarters, waiting)
         )
@@ -140,8 +154,10 @@ class OverviewOperations:
         of_channel = Counter[Channel]()
         for one in minutes:
             of_channel[one.channel] += one.attempts
+        last = await backend.last_attempts(tenant, per_provider=_OUTCOMES, scan=_ATTEMPTED)
         items = tuple(
-            _provider_now(view, now, minutes, of_channel, waiting) for view in await self._list_providers()
+            _provider_now(view, now, minutes, of_channel, waiting, last)
+            for view in await self._list_providers()
         )
         failing = await backend.list(
             tenant,
@@ -182,6 +198,7 @@ def _provider_now(
     minutes: Sequence[MinuteRollUp],
     of_channel: Mapping[Channel, int],
     waiting: WaitingGroups,
+    last: Sequence[tuple[str, AttemptRecord]],
 ) -> ProviderNow:
     mine = [one for one in minutes if one.provider == view.id]
     attempts = sum(one.attempts for one in mine)
@@ -206,6 +223,19 @@ def _provider_now(
             if number and channel in view.channels
         },
         waiting=sum(one.count for one in waiting.groups if one.provider == view.id),
+        last_outcomes=tuple(
+            LastOutcome(
+                at=moment(one.started_at),
+                notification_id=id,
+                attempt=one.number,
+                outcome=one.outcome,
+                latency_ms=one.latency_ms,
+                error_code=one.error_code,
+                error=None if one.error is None else redact(one.error),
+            )
+            for id, one in last
+            if one.provider == view.id
+        ),
         last_hour=build_points(mine, now=now, step=MINUTE, number=60),
     )
 

@@ -99,6 +99,9 @@ class Policies:
         """Entries of the rules that were added or replaced at runtime, by rule name."""
         self.after_change: Callable[[], Awaitable[None]] | None = None
         """Function that is called after a change by this process. None if there is nothing to do then."""
+        self.read_along: Callable[[], Awaitable[None]] | None = None
+        """Function that reads other changes made at runtime, whenever the rules are read. None if there are
+        no others."""
 
     async def refresh(self, *, max_age_ms: int = 0) -> None:
         """Reads the changes that any process made at runtime, and puts them in force.
@@ -114,6 +117,8 @@ class Policies:
         number = self._reads
         try:
             entries = await self._entries()
+            if self.read_along is not None:
+                await self.read_along()
         except BaseException:
             self._read_ms = None
             raise

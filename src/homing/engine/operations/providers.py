@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import timedelta
 
 from msgspec import structs
@@ -23,11 +24,13 @@ from homing.core.routing.breaker import (
     reopens_at,
 )
 from homing.core.routing.provider_views import BreakerPolicyView, BreakerView, Health, ProviderView, Tried
+from homing.core.routing.splits import SplitOverrideView
 from homing.core.send_request import ADDRESS_FIELD, address_of
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.attempts import send_with_deadline
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.health_checks import find_problem
+from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.provider_roster import Listed, ProviderRoster
 
 _TEST_TIMEOUT_MS = 30_000
@@ -51,19 +54,22 @@ class ProviderOperations:
         *,
         roster: ProviderRoster,
         breakers: Breakers,
+        splits: SplitOverrides,
         clock: Clock,
         random_source: RandomSource,
     ) -> None:
         self.tenant = tenant
         self._roster = roster
         self._breakers = breakers
+        self._splits = splits
         self._clock = clock
         self._random_source = random_source
 
     async def providers(self) -> tuple[ProviderView, ...]:
-        """Returns all providers in their configured order, with the current state of their breakers."""
+        """Returns all providers in their configured order, with their breakers and overrides of the split."""
         await self._breakers.refresh(at_once=True)
-        return tuple(self._view(listed) for listed in self._roster)
+        overrides = await self._splits.in_force()
+        return tuple(self._view(listed, overrides) for listed in self._roster)
 
     async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
         """Runs the health check of one provider, or of all providers if None is given. Changes nothing."""
@@ -148,7 +154,7 @@ class ProviderOperations:
             raise InvalidRequest("channel", f"{asked} is not served by {listed.id}; it serves {serves}")
         return asked or listed.channels[0]
 
-    def _view(self, listed: Listed) -> ProviderView:
+    def _view(self, listed: Listed, overrides: Mapping[Channel, SplitOverrideView]) -> ProviderView:
         places = {
             channel: place
             for channel in listed.channels
@@ -161,6 +167,7 @@ class ProviderOperations:
             channels=listed.channels,
             routes=places,
             weight=listed.weight,
+            splits={channel: override for channel, override in overrides.items() if channel in places},
             breaker=breaker_view(self._breakers.state(listed.id), self._breakers.now()),
             breaker_policy=breaker_policy_view(listed.breaker_policy),
             max_in_flight=listed.max_in_flight,

@@ -6,17 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from homing.core.errors import InvalidRequest, StoreBusy
+from homing.core.errors import InvalidRequest, NotFound, StoreBusy
 from homing.core.notifications import Filter, Notification, Page
 from homing.core.plain_values import plain_text
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
-from homing.core.search import SearchKind, SearchResult, needs_scan, plan_search
+from homing.core.search import (
+    BatchView,
+    SearchKind,
+    SearchResult,
+    count_batch,
+    needs_scan,
+    plan_search,
+)
 
 _MAX_LIMIT = 1_000
 
 _SCANNED = 5_000
 """Maximum number of notifications that one page of a search compares if it has no index."""
+
+_COUNTED = 5_000
+"""Maximum number of notifications of a batch that are counted."""
 
 _WITHIN_S = 5.0
 """Maximum time of one page of a search."""
@@ -81,6 +91,37 @@ class SearchOperations:
             if page.cursor is None or (page.cursor == cursor and not page.items):
                 return
             cursor = page.cursor
+
+    async def batch(self, id: str) -> BatchView:
+        """Returns the notifications of a batch, counted by status and channel. Counts at most 5,000.
+
+        Raises `NotFound` if the tenant has no notification of this batch.
+        """
+        found: list[Notification] = []
+        cursor: str | None = None
+        while len(found) < _COUNTED:
+            page = await self._backend.list(
+                self._tenant, Filter(batch_id=plain_text(id, "id")), limit=_MAX_LIMIT, cursor=cursor
+            )
+            found += page.items
+            cursor = page.cursor
+            if cursor is None:
+                break
+        if not found:
+            raise NotFound(f"there is no batch {id} for tenant {self._tenant!r}")
+        return count_batch(id, found, complete=cursor is None)
+
+    async def batches(self) -> tuple[BatchView, ...]:
+        """Returns the batches of the newest 1,000 notifications, the newest first.
+
+        The numbers are of these notifications: the oldest batch may have more.
+        """
+        page = await self._backend.list(self._tenant, Filter(), limit=_MAX_LIMIT)
+        found: dict[str, list[Notification]] = {}
+        for one in page.items:
+            found.setdefault(one.batch_id, []).append(one)
+        oldest = page.items[-1].batch_id if page.cursor is not None else None
+        return tuple(count_batch(id, those, complete=id != oldest) for id, those in found.items())
 
     async def _page(self, filter: Filter, limit: int, cursor: str | None) -> Page:
         scan = _SCANNED if needs_scan(filter) else None

@@ -25,6 +25,7 @@ from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
 from homing.core.routing.delivery_modes import mode_of
 from homing.core.routing.failover import next_step
+from homing.core.routing.splits import override_view
 from homing.core.send_request import priority_of
 from homing.core.statistics import (
     AttemptStatistics,
@@ -105,13 +106,15 @@ class QueueOperations:
         """Explains a notification: which rule applies and why, what happened, and what happens next."""
         history = await self.history(id)
         await self._policies.refresh()
-        resolution = self._resolution(history.notification)
+        n = history.notification
+        resolution = self._resolution(n)
+        split = None if n.pinned else self._roster.override_of(n.channel, n.id)
         return Explanation(
             history=history,
             resolution=resolution,
             verdict=describe_progress(history),
-            next_step=self._next_step(history.notification, resolution.policy)
-            + await self._why_held_or_overdue(history.notification),
+            next_step=self._next_step(n, resolution.policy) + await self._why_held_or_overdue(n),
+            split=None if split is None else override_view(split),
         )
 
     async def find_hold(self, notification: Notification) -> BreakerHold | None:
@@ -345,16 +348,19 @@ class QueueOperations:
         return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
 
     async def error_groups(
-        self, limit: int = 50, *, status: Status | str = Status.FAILED
+        self, limit: int = 50, *, status: Status | str = Status.FAILED, newest: int | None = None
     ) -> tuple[ErrorGroup, ...]:
         """Returns dead letters grouped by error, the largest group first.
 
         With the status `retrying`, groups what waits for a retry instead, by the error of the last attempt.
+        With `newest`, groups only this many notifications, those that were accepted last.
         """
         chosen = enum_member(Status, status, "status")
         if chosen not in (Status.FAILED, Status.RETRYING):
             raise InvalidRequest("status", f"is {chosen.value}; only failed and retrying have errors")
-        return await self._backend.error_groups(self.tenant, limit=_limit(limit), status=chosen)
+        return await self._backend.error_groups(
+            self.tenant, limit=_limit(limit), status=chosen, newest=newest
+        )
 
     async def dead_letter_groups(self, limit: int = 50) -> ErrorGroups:
         """Returns the newest dead letters grouped by error, with what is new in the last two hours.

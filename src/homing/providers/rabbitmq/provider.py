@@ -6,12 +6,12 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 from urllib.parse import unquote
 
 import msgspec
 
-from homing.brokers.rabbitmq import CONNECT_TIMEOUT_MS, HEARTBEAT_S, diagnose, read_server
+from homing.brokers.rabbitmq import RabbitMqLogin, diagnose, read_server
 from homing.brokers.rabbitmq_publisher import (
     OutgoingMessage,
     PublishResult,
@@ -59,19 +59,11 @@ class RabbitMqProvider:
         self,
         *,
         url: str | Secret,
-        username: str = "",
-        password: str | Secret = "",
-        auth: str = "plain",
-        ca_file: str = "",
-        cert_file: str = "",
-        key_file: str = "",
-        connection_name: str = "homing provider",
-        heartbeat_s: int = HEARTBEAT_S,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         content_type: str = "",
         priority: int | None = None,
         expiration_ms: int | None = None,
         now_ms: WallClock = wall_clock_ms,
+        **login: Unpack[RabbitMqLogin],
     ) -> None:
         if priority is not None and not 0 <= priority <= 255:
             raise ConfigError("priority", f"is {priority}; it must be 0 to 255")
@@ -79,18 +71,7 @@ class RabbitMqProvider:
             raise ConfigError("expiration_ms", f"must be 0 to {_LONGEST_EXPIRATION_MS}")
         if not content_type.isascii() or len(content_type) > _LONGEST_NAME_BYTES:
             raise ConfigError("content_type", "must be at most 255 ASCII characters")
-        self._server = read_server(
-            url,
-            username=username,
-            password=password,
-            auth=auth,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-            connection_name=connection_name,
-            heartbeat_s=heartbeat_s,
-            connect_timeout_ms=connect_timeout_ms,
-        )
+        self._server = read_server(url, "provider", **login)
         self._publisher = RabbitMqPublisher(self._server)
         self._content_type = content_type
         self._priority = priority

@@ -89,7 +89,7 @@ class CopyProgress(Struct, frozen=True):
 
 
 class CopySource(Protocol):
-    """A store that is copied from. All reads see one snapshot."""
+    """A store that is copied from. No process writes to it meanwhile."""
 
     where: str
     """Name of the store for messages, without credentials."""
@@ -217,6 +217,10 @@ class StoreCopy:
                 copied += len(records)
                 on_progress(begun.there + copied, part.name)
         _compare(begun.counts, await self._target.counts(), self._source.where, self._target.where)
+        if await self._source.identity() != begun.identity:
+            raise StoreError(
+                f"{self._source.where} was in use during the copy. Empty {self.where} and copy again."
+            )
         await self._target.end(begun.identity)
         return copied
 

@@ -76,8 +76,9 @@ def ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
     ids: list[str] = []
     for submission in batch:
         if submission.idempotency_key is None:
-            all_of_them = may_be_partly_stored(submission)
-            wanted = submission.notifications if all_of_them else submission.notifications[:1]
+            wanted = submission.notifications
+            if len(wanted) > 1 and not may_be_partly_stored(submission):
+                wanted = wanted[:1]
             ids += [new.id for new in wanted]
     return ids
 

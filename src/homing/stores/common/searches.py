@@ -1,4 +1,4 @@
-"""What the searches of both stores share: the recipient's id within the message, ranges of ids, and scans.
+"""What the searches of both stores share: recipients and metadata within the message, ranges of ids, scans.
 
 The recipient's id has no column. It is the first text in the message, because `Message` and `Recipient` are
 encoded in the order of their fields, so an index on an expression finds it without decoding JSON.
@@ -6,7 +6,11 @@ encoded in the order of their fields, so an index on an expression finds it with
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 from homing.core.notifications import Page
+from homing.core.search import METADATA_KEY
 from homing.stores.common.codec import encode
 
 _START = '{"recipient":{"id":"'
@@ -23,6 +27,31 @@ SQLITE_RECIPIENT_KEY = f"""substr({_FIRST_CHARACTERS}, 1, instr({_FIRST_CHARACTE
 
 POSTGRES_RECIPIENT_KEY = f"""split_part({_FIRST_CHARACTERS}, '"', 1)"""
 """The indexed expression in PostgreSQL."""
+
+
+MOST_INDEXED = 10_000
+"""If more notifications than this have a value in their metadata, a search scans instead of sorting them."""
+
+METADATA_LENGTH = 300
+"""Number of characters of a value that an index of metadata contains."""
+
+
+def metadata_index(key: str) -> str:
+    """Returns the end of the name of the index of a metadata key. A key may be longer than a name."""
+    return f"metadata_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def may_be_indexed(key: str) -> bool:
+    """Returns True if the metadata key can have an index."""
+    return re.fullmatch(METADATA_KEY, key) is not None
+
+
+def contained_value(value: str) -> str:
+    """Returns a text that every message with this value in its metadata contains.
+
+    It rules out most messages at once, without decoding their JSON.
+    """
+    return encode(value)[1:-1]
 
 
 def recipient_parts(recipient_id: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from homing.core.lifecycle.claims import Lease
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.notifications import Filter, History, Page, Status
 from homing.core.ports.stores import (
     Entry,
@@ -131,6 +132,11 @@ class TransactionalStore(ABC):
         self, tenant: str | None, *, since_ms: int, step_ms: int = 60_000
     ) -> tuple[MinuteRollUp, ...]:
         return await self._read(lambda tx: self._reads.minute_roll_ups(tx, tenant, since_ms, step_ms), tenant)
+
+    async def last_attempts(
+        self, tenant: str, *, per_provider: int, scan: int
+    ) -> tuple[tuple[str, AttemptRecord], ...]:
+        return await self._read(lambda tx: self._reads.last_attempts(tx, tenant, per_provider, scan), tenant)
 
     async def goal_roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[GoalRollUp, ...]:
         return await self._read(lambda tx: self._reads.goal_roll_ups(tx, tenant, since_ms), tenant)

@@ -8,18 +8,20 @@ million waiting rows as with a thousand.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from pymongo import UpdateOne
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.notifications import Message
 from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.codec import encode
-from homing.stores.common.leased_rows import SeqAndRow
+from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.documents import Document, queue_key, read_queue_key
 from homing.stores.mongo.leases import lease_rows
 from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
-from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
+from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, SessionDatabase, both
 
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane. The least recently served go first."""
@@ -30,57 +32,117 @@ _QUEUES_PER_FETCH = 50
 _SERIAL = "serial"
 """Key of the document with the serial number of the last turn."""
 
-WaitingQueues = dict[str, int]
-"""Key of a queue → due time of its earliest row."""
+
+class WaitingQueue(NamedTuple):
+    """A queue with waiting rows."""
+
+    due_at: int
+    """Due time of the earliest row."""
+    served: int
+    """Serial number of the last turn of the queue, or 0 if it had none."""
+
+
+WaitingQueues = dict[str, WaitingQueue]
+"""Waiting queues by their keys."""
+
+QueuesAndSerial = tuple[WaitingQueues, int]
+"""The waiting queues, and the serial number of the last turn."""
 
 
 class ClaimPlan:
     """The rows that a claim has chosen, and what follows for the turns of their queues."""
 
     def __init__(
-        self, share: FairShare | None, due: Sequence[DueRow], unlisted: Collection[str] = ()
+        self, now: int, share: FairShare | None, due: Sequence[DueRow], unlisted: Collection[str] = ()
     ) -> None:
+        self.now = now
         self.share = share
-        self.due = due
+        self.due_times = {id: due_at for due_at, id, _ in due}
+        """Due time by id, in the order of the claim."""
         self.unlisted = frozenset(unlisted)
+        self.next_due_at: int | None = None
+        """When the next row becomes due that this claim could have taken."""
+        self.documents: dict[str, Document] = {}
+        self.messages: dict[str, Message] = {}
+
+    def empty_batch(self) -> ClaimBatch:
+        """Returns the result of a claim that leases nothing."""
+        return ClaimBatch(claims=(), now=self.now, next_due_at=self.next_due_at, unlisted=self.unlisted)
 
 
 async def plan(
-    db: SessionDatabase, now: int, request: ClaimRequest, turns: TenantTurns, waiting: WaitingQueues
+    tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns, found: QueuesAndSerial
 ) -> ClaimPlan:
-    """Chooses the rows to lease, within the capacity in the request. It writes nothing."""
-    capacity = ClaimCapacity(request)
+    """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
+
+    `tx` has no transaction, so that none is open meanwhile. The one that leases compares the rows.
+    """
+    chosen = await _choose_rows(tx, request, turns, *found)
+    if ids := list(chosen.due_times):
+        still_due = {"_id": {"$in": ids}, "due_at": {"$lte": tx.now}}
+        documents, chosen.messages = await both(tx.db.find(NOTIFICATIONS, still_due), messages_of(tx, ids))
+        chosen.documents = {one["_id"]: one for one in documents}
+    return chosen
+
+
+async def _choose_rows(
+    tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns, waiting: WaitingQueues, serial: int
+) -> ClaimPlan:
+    capacity, now = ClaimCapacity(request), tx.now
     if request.ids is not None:
-        return ClaimPlan(None, await _choose(db, now, request, capacity, request.ids))
+        return ClaimPlan(now, None, await _choose(tx.db, now, request, capacity, request.ids))
     due, unlisted = _due_queues(waiting, now, request)
     if not due:
-        return ClaimPlan(None, (), unlisted)
-    serial, served = await _read_turns(db, due)
-    found = [DueQueue(*read_queue_key(key), served.get(key, 0)) for key in due]
-    queues = await _limit_lanes(db, [queue for queue in found if capacity.is_open(queue)])
+        chosen = ClaimPlan(now, None, (), unlisted)
+        chosen.next_due_at = next_due_at(waiting, now, request)
+        return chosen
+    found = [DueQueue(*read_queue_key(key), waiting[key].served) for key in due]
+    queues = await _limit_lanes(tx.db, [queue for queue in found if capacity.is_open(queue)])
     share = FairShare(capacity, queues, turns, serial)
-    return ClaimPlan(share, await _run(db, now, share), unlisted)
+    chosen = ClaimPlan(now, share, await _run(tx.db, now, share), unlisted)
+    if not chosen.due_times:
+        chosen.next_due_at = next_due_at(waiting, now, request)
+    return chosen
+
+
+async def read_queues(db: SessionDatabase, request: ClaimRequest) -> QueuesAndSerial:
+    """Reads what a claim needs before it can choose. Nothing if it names its rows."""
+    if request.ids is not None:
+        return {}, 0
+    waiting, last = await both(waiting_queues(db, request), db.find(TURNS, {"_id": _SERIAL}))
+    return waiting, int(last[0]["served"]) if last else 0
 
 
 async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQueues:
-    """Returns the queues of the lanes in the request, with the due time of the earliest row of each."""
+    """Returns the queues of the lanes in the request that have waiting rows."""
     found = await db.aggregate(
         NOTIFICATIONS,
         (
             {"$match": {"queue": {"$gt": ""}}},
             {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
             {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
+            {"$lookup": {"from": TURNS, "localField": "_id", "foreignField": "_id", "as": "turn"}},
         ),
     )
-    return {one["_id"]: one["due_at"] for one in found if read_queue_key(one["_id"])[0] in request.lanes}
+    return {
+        one["_id"]: WaitingQueue(one["due_at"], one["turn"][0]["served"] if one["turn"] else 0)
+        for one in found
+        if read_queue_key(one["_id"])[0] in request.lanes
+    }
 
 
 async def claim(
-    tx: MongoTransaction, chosen: ClaimPlan, request: ClaimRequest, leased: list[SeqAndRow]
+    tx: MongoTransaction, chosen: ClaimPlan, request: ClaimRequest, leased: list[Document]
 ) -> ClaimBatch:
-    """Leases the chosen rows, in a transaction. `leased` is filled with the leased rows."""
-    claims = await lease_rows(tx, chosen.due, [id for _, id, *_ in chosen.due], request, leased)
-    return ClaimBatch(claims=claims, now=tx.now, next_due_at=None, unlisted=chosen.unlisted)
+    """Leases the chosen rows, in a transaction. `leased` is filled with the documents of the leased rows.
+
+    Raises `OutdatedRows` if one of them has changed since it was chosen.
+    """
+    leased.clear()
+    if chosen.due_times and not chosen.documents:
+        raise OutdatedRows
+    claims = await lease_rows(tx, chosen.due_times, chosen.documents, chosen.messages, request, leased)
+    return replace(chosen.empty_batch(), claims=claims, now=tx.now)
 
 
 def next_due_at(waiting: WaitingQueues, now: int, request: ClaimRequest) -> int | None:
@@ -88,7 +150,7 @@ def next_due_at(waiting: WaitingQueues, now: int, request: ClaimRequest) -> int 
     if request.ids is not None:
         return None
     capacity = ClaimCapacity(request)
-    later = sorted((due_at, key) for key, due_at in waiting.items() if due_at > now)
+    later = sorted((due_at, key) for key, (due_at, _) in waiting.items() if due_at > now)
     for due_at, key in later:
         lane, tenant, outlet = read_queue_key(key)
         is_asked_for = _is_listed(outlet, request) and request.tenant in (None, tenant)
@@ -117,7 +179,7 @@ async def write_turns(db: SessionDatabase, share: FairShare) -> None:
 def _due_queues(waiting: WaitingQueues, now: int, request: ClaimRequest) -> tuple[list[str], frozenset[str]]:
     """Returns the keys of the queues with due rows, and the providers that the request does not list."""
     due, unlisted = [], set()
-    for key, due_at in waiting.items():
+    for key, (due_at, _) in waiting.items():
         if due_at > now:
             continue
         _, tenant, outlet = read_queue_key(key)
@@ -132,12 +194,6 @@ def _due_queues(waiting: WaitingQueues, now: int, request: ClaimRequest) -> tupl
 
 def _is_listed(outlet: str, request: ClaimRequest) -> bool:
     return not request.only_listed or outlet.partition("@")[0] in request.providers
-
-
-async def _read_turns(db: SessionDatabase, keys: Sequence[str]) -> tuple[int, dict[str, int]]:
-    found = await db.find(TURNS, {"_id": {"$in": [_SERIAL, *keys]}})
-    served = {one["_id"]: int(one["served"]) for one in found}
-    return served.pop(_SERIAL, 0), served
 
 
 async def _limit_lanes(db: SessionDatabase, queues: Sequence[DueQueue]) -> list[DueQueue]:

@@ -27,11 +27,12 @@ from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
-from homing.stores.mongo.transaction import AsyncDatabase, CallerDatabase, MongoTransaction, OutdatedRows
+from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, Runner, SessionDatabase, both
 
 log = logging.getLogger("homing.store")
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 Action = Callable[[MongoTransaction], Awaitable[R]]
 
@@ -171,7 +172,7 @@ class MongoConnection:
         async with database.client.start_session() as session:
             await session.start_transaction(read_concern=_IN_TRANSACTION, write_concern=_WRITE_CONCERN)
             try:
-                tx = await self._begin(AsyncDatabase(database, session), shard=shard)
+                tx = await self._begin(SessionDatabase(database, session), shard=shard)
                 result = await action(tx)
             except BaseException:
                 with suppress(PyMongoError):
@@ -188,7 +189,9 @@ class MongoConnection:
                 with pymongo.timeout(max(0.001, until - time.monotonic())):
                     async with database.client.start_session(snapshot=True) as session:
                         plain = database.with_options(read_concern=ReadConcern())
-                        return await action(await self._begin(AsyncDatabase(plain, session), writable=False))
+                        return await action(
+                            await self._begin(SessionDatabase(plain, session), writable=False)
+                        )
             except Exception as error:
                 repeats = getattr(error, "code", None) in _SNAPSHOT_ERRORS
                 if not repeats or time.monotonic() >= until:
@@ -199,13 +202,36 @@ class MongoConnection:
         """Runs an action that makes one call, and does not need the time."""
         try:
             with pymongo.timeout(_CALL_TIMEOUT_S):
-                return await action(MongoTransaction(AsyncDatabase(self.database), 0))
+                return await action(MongoTransaction(SessionDatabase(self.database), 0))
+        except Exception as error:
+            raise translate(error, self.where) from error
+
+    async def look_now(
+        self,
+        beside: Callable[[SessionDatabase], Awaitable[T]],
+        action: Callable[[MongoTransaction, T], Awaitable[R]],
+    ) -> R:
+        """Runs an action that only reads, outside of a transaction, but at the time of the store's clock.
+
+        `beside` reads what the action needs, while the time is read.
+        """
+        db = SessionDatabase(self.database)
+        try:
+            with pymongo.timeout(_CALL_TIMEOUT_S):
+                return await action(*await both(self._begin(db), beside(db)))
+        except Exception as error:
+            raise translate(error, self.where) from error
+
+    async def outside(self, call: Awaitable[R]) -> R:
+        """Awaits a call outside of a transaction, and translates its errors."""
+        try:
+            return await call
         except Exception as error:
             raise translate(error, self.where) from error
 
     async def join(self, given: Any, action: Action[R]) -> R:
         """Runs an action in the transaction of the caller's session. The caller commits or aborts it."""
-        run: Callable[[Callable[[], Any]], Awaitable[Any]] = _run_here
+        run: Runner | None = None
         session = given
         if isinstance(given, CallerConnection):
             session, run = given.connection, given.run
@@ -216,11 +242,8 @@ class MongoConnection:
         if not session.in_transaction:
             raise StoreError("This session has no transaction to join. Start one first.")
         database: Any = session.client.get_database(self._database_name)
-        joined: AsyncDatabase | CallerDatabase
-        if isinstance(session, AsyncClientSession):
-            joined = AsyncDatabase(database, session)
-        else:
-            joined = CallerDatabase(database, session, run)
+        is_async = isinstance(session, AsyncClientSession)
+        joined = SessionDatabase(database, session, None if is_async else run)
         shard = self._take_shard()
         try:
             return await action(await self._begin(joined, shard=shard, writable=False))
@@ -261,15 +284,13 @@ class MongoConnection:
         """Returns the stored step of the clock that processes do not believe yet, or None."""
         try:
             with pymongo.timeout(_CALL_TIMEOUT_S):
-                found = await AsyncDatabase(self.database).aggregate(META, _META_PIPELINE)
+                found = await SessionDatabase(self.database).aggregate(META, _META_PIPELINE)
         except Exception as error:
             raise translate(error, self.where) from error
         step = _read_step(found[0]) if found else None
         return step if step is not None and step.is_current(self._adjust_clock(found[0]["now"])) else None
 
-    async def _begin(
-        self, db: AsyncDatabase | CallerDatabase, *, shard: int = 0, writable: bool = True
-    ) -> MongoTransaction:
+    async def _begin(self, db: SessionDatabase, *, shard: int = 0, writable: bool = True) -> MongoTransaction:
         """Reads the time and the sinks, which also fixes the snapshot."""
         self._note_primary()
         asked_ms = self._steady_clock()
@@ -290,7 +311,7 @@ class MongoConnection:
 
     async def _resolve(
         self,
-        db: AsyncDatabase | CallerDatabase,
+        db: SessionDatabase,
         measured: tuple[int, int, int],
         meta: Document,
         *,
@@ -327,10 +348,6 @@ class MongoConnection:
 
 async def _time_of(tx: MongoTransaction) -> int:
     return tx.now
-
-
-async def _run_here(call: Callable[[], Any]) -> Any:
-    return call()
 
 
 async def _commit(session: AsyncClientSession) -> None:

@@ -109,6 +109,14 @@ class RowFields:
                 absent[name] = ""
         return {"$set": changed, "$unset": absent}
 
+    def changed_document(self, found: Document, row: Row) -> Document:
+        """Returns the document of a row as it is after a change. `found` is the document before."""
+        update = self.update(self.values(row))
+        return {
+            **{name: value for name, value in found.items() if name not in update["$unset"]},
+            **update["$set"],
+        }
+
     def document(self, row: Row) -> Document:
         """Returns the document of a new row."""
         values = zip((*self._names, *_INDEX_FIELDS), self.values(row), strict=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
 from homing.core.statistics import (
     ErrorGroup,
@@ -102,13 +104,14 @@ async def list_page(
 ) -> Page:
     """Returns a page of the notifications that match the filter, the newest first or the oldest first.
 
-    With `scan`, compares at most this many notifications with the filter.
+    With `scan`, compares at most this many notifications with the filter, unless an index finds them. All
+    metadata is indexed.
     """
     condition = await filter_condition(tx, tenant, filter, filter.statuses)
     order: Sort = (("_id", 1),) if oldest_first else _NEWEST_FIRST
     beyond, last = "$gt" if oldest_first else "$lt", None
     parts: list[Document] = [] if cursor is None else [{"_id": {beyond: cursor}}]
-    if scan is not None:
+    if scan is not None and not filter.metadata:
         compared: Document = {"tenant": tenant}
         if cursor is not None:
             compared["_id"] = {beyond: cursor}
@@ -299,6 +302,28 @@ async def minute_roll_ups(
     )
     rows = [(*one["_id"].values(), *(one[name] for name in MINUTE_SUMS)) for one in found]
     return tuple(build_minute_roll_up(*row) for row in sorted(rows))
+
+
+async def last_attempts(
+    tx: MongoTransaction, tenant: str, per_provider: int, scan: int
+) -> tuple[tuple[str, AttemptRecord], ...]:
+    """Returns the last attempts of each provider, with the ids of their notifications."""
+    chosen = await tx.db.find(
+        NOTIFICATIONS, {"tenant": tenant}, fields=("_id",), sort=_NEWEST_FIRST, limit=scan
+    )
+    attempts = await attempts_of(tx, [one["_id"] for one in chosen])
+    newest = sorted(
+        ((id, one) for id, those in attempts.items() for one in those),
+        key=lambda pair: (pair[1].started_at, pair[0], pair[1].number),
+        reverse=True,
+    )
+    taken = Counter[str]()
+    found = []
+    for id, one in newest:
+        if taken[one.provider] < per_provider:
+            taken[one.provider] += 1
+            found.append((id, one))
+    return tuple(found)
 
 
 async def waiting_groups(tx: MongoTransaction, tenant: str, step_ms: int | None, limit: int) -> WaitingGroups:

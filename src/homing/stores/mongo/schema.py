@@ -20,6 +20,9 @@ META = "meta"
 
 META_ID = "homing"
 
+COPY_ID = "copy"
+"""Key of another document in it, with the progress of `homing db copy` to this database."""
+
 NOTIFICATIONS, MESSAGES, ATTEMPTS, CAUSES = "notifications", "messages", "attempts", "causes"
 REQUESTS, DEDUPS, RECEIPTS = "requests", "dedups", "receipts"
 SINK_EVENTS, SINKS_SEEN = "sink_events", "sinks_seen"
@@ -107,6 +110,16 @@ async def check_version(database: Any, where: str) -> None:
         raise SchemaError(
             f"{where} has layout version {found['version']}, which this version of Homing does not support. "
             "Upgrade Homing."
+        )
+
+
+async def check_complete(database: Any, where: str) -> None:
+    """Raises `SchemaError` if `homing db copy` has not completed its copy to this database."""
+    found = await database[META].find_one({"_id": COPY_ID}, ["ended"])
+    if found is not None and not found["ended"]:
+        raise SchemaError(
+            f"{where} holds an incomplete copy. Run `homing db copy` again to resume it, or drop the "
+            "database."
         )
 
 

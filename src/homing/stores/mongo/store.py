@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from homing.core.clock_steps import ClockStep
 from homing.core.lifecycle.claims import (
     Acceptance,
@@ -20,7 +22,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.stores import SinkRegistration, StoreCheckResult
 from homing.core.routing.fair_share import TenantTurns
 from homing.stores.common.group_commit import GroupCommit
-from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.common.leased_rows import build_settle_result
 from homing.stores.common.sinks import REMOVAL_STEP
 from homing.stores.common.transactional_store import TransactionalStore
 from homing.stores.mongo import (
@@ -39,9 +41,10 @@ from homing.stores.mongo import (
     upkeep,
     workers,
 )
+from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import MongoConnection
-from homing.stores.mongo.errors import translate
-from homing.stores.mongo.transaction import AsyncDatabase, MongoTransaction
+from homing.stores.mongo.documents import Document
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
@@ -67,7 +70,7 @@ class MongoStore(TransactionalStore):
         self._connection = MongoConnection(
             url, steady_clock=steady_clock, adjust_clock=adjust_clock, on_other_history=self._forget
         )
-        self._leased_rows = LeasedRows()
+        self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
         self._wake_ups = WakeUps(lambda: self._connection.database)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
@@ -77,7 +80,16 @@ class MongoStore(TransactionalStore):
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the layout of the database."""
         await self._connection.open()
-        await self._outside(schema.check_version(self._connection.database, self._connection.where))
+        try:
+            await self._connection.outside(self._check_layout())
+        except BaseException:
+            await self._connection.close()
+            raise
+
+    async def _check_layout(self) -> None:
+        database, where = self._connection.database, self._connection.where
+        await schema.check_version(database, where)
+        await schema.check_complete(database, where)
 
     async def close(self) -> None:
         await self._accepting.finish()
@@ -87,7 +99,7 @@ class MongoStore(TransactionalStore):
     async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Creates what is missing of the collections and indexes. Several processes may call it at once."""
         where = self._connection.where
-        return await self._outside(schema.migrate(self._connection.database, where, create=create))
+        return await self._connection.outside(schema.migrate(self._connection.database, where, create=create))
 
     async def now_ms(self) -> int:
         return await self._connection.now_ms()
@@ -115,44 +127,49 @@ class MongoStore(TransactionalStore):
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[SeqAndRow] = []
-        database = AsyncDatabase(self._connection.database)
+        chosen = await self._choose(request)
+        if not chosen.due_times:
+            return chosen.empty_batch()
+        leased: list[Document] = []
+        repeats = False
 
-        async def choose_and_lease(tx: MongoTransaction) -> tuple[ClaimBatch, claim.ClaimPlan]:
-            # The reads that choose the rows are no part of the transaction, which then compares their state.
-            queues = {} if request.ids is not None else await claim.waiting_queues(database, request)
-            chosen = await claim.plan(database, tx.now, request, self._turns, queues)
-            leased.clear()
-            if chosen.due:
-                return await claim.claim(tx, chosen, request, leased), chosen
-            next_due_at = claim.next_due_at(queues, tx.now, request)
-            batch = ClaimBatch(claims=(), now=tx.now, next_due_at=next_due_at, unlisted=chosen.unlisted)
-            return batch, chosen
+        async def lease(tx: MongoTransaction) -> ClaimBatch:
+            nonlocal chosen, repeats
+            if repeats:  # another worker has leased one of the rows meanwhile
+                chosen = await self._choose(request)
+            repeats = True
+            return await claim.claim(tx, chosen, request, leased)
 
-        batch, chosen = await self._write(choose_and_lease)
-        self._leased_rows.keep(leased)
-        if chosen.share is not None:
-            self._turns.record(chosen.share.taken())
-            await self._outside(claim.write_turns(database, chosen.share))
-        if not batch.claims or request.ids is not None:
-            return batch
-        queues = await self._outside(claim.waiting_queues(database, request))
-        return ClaimBatch(
-            claims=batch.claims,
-            now=batch.now,
-            next_due_at=claim.next_due_at(queues, batch.now, request),
-            unlisted=batch.unlisted,
+        batch = await self._write(lease)
+        self._leased_documents.keep(leased)
+        return await self._end_claim(batch, chosen, request)
+
+    async def _choose(self, request: ClaimRequest) -> ClaimPlan:
+        return await self._connection.look_now(
+            lambda db: claim.read_queues(db, request),
+            lambda tx, found: claim.plan(tx, request, self._turns, found),
         )
 
+    async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
+        """Writes the turns, and completes the batch with the time of the next due row."""
+        if chosen.share is None or not batch.claims:
+            return batch
+        database = SessionDatabase(self._connection.database)
+        self._turns.record(chosen.share.taken())
+        waiting, _ = await self._connection.outside(
+            asyncio.gather(claim.waiting_queues(database, request), claim.write_turns(database, chosen.share))
+        )
+        return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
+
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[SeqAndRow] = []
+        leased: list[Document] = []
         batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
-        self._leased_rows.keep(leased)
+        self._leased_documents.keep(leased)
         return batch
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         async def settle_in(tx: MongoTransaction) -> SettleResult:
-            statuses = await settle.settle(tx, batch, self._leased_rows)
+            statuses = await settle.settle(tx, batch, self._leased_documents)
             return build_settle_result(batch, statuses, tx.failures)
 
         return await self._write(settle_in)
@@ -187,14 +204,14 @@ class MongoStore(TransactionalStore):
     # Checks --------------------------------------------------------------------------------------
 
     async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
-        return await self._outside(server_checks.examine(self._connection.database, now_ms))
+        return await self._connection.outside(server_checks.examine(self._connection.database, now_ms))
 
     # Upkeep --------------------------------------------------------------------------------------
 
     async def size(self) -> Mapping[str, int]:
         counts = await self._read(upkeep.size)
-        stats = await self._outside(self._connection.database.command("dbStats"))
-        version = await self._outside(schema.read_version(self._connection.database))
+        stats = await self._connection.outside(self._connection.database.command("dbStats"))
+        version = await self._connection.outside(schema.read_version(self._connection.database))
         size = int(stats.get("storageSize", 0)) + int(stats.get("indexSize", 0))
         return {**counts, "bytes": size, "schema_version": version or 0}
 
@@ -208,15 +225,6 @@ class MongoStore(TransactionalStore):
 
     async def _look(self, action: Callable[[MongoTransaction], Awaitable[R]]) -> R:
         return await self._connection.look(action)
-
-    async def _outside(self, call: Awaitable[R]) -> R:
-        """Awaits a call outside of a transaction, and translates its errors."""
-        try:
-            return await call
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise translate(error, self._connection.where) from error
 
     async def _accept_together(
         self, batches: Sequence[Sequence[Submission]], may_wait: bool
@@ -238,5 +246,5 @@ class MongoStore(TransactionalStore):
 
     def _forget(self) -> None:
         """Drops everything that this store remembers, because another primary may lack commits."""
-        self._leased_rows = LeasedRows()
+        self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()

@@ -6,8 +6,10 @@ the thread of the caller.
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 from bson.int64 import Int64
 
@@ -15,43 +17,20 @@ from homing.core.lifecycle.outcomes import FailureReport
 from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.mongo.documents import Document
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 Sort = Sequence[tuple[str, int]]
+
+Runner = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a call of a synchronous session, and returns its result."""
+
+_REPLY_ROWS = 10_000
+"""Number of documents in the first reply to a query. The server's default of 101 costs more round trips."""
 
 
 class OutdatedRows(Exception):
     """Raised by an operation whose cached data turned out to be outdated: the transaction is run again."""
-
-
-class SessionDatabase(Protocol):
-    """The calls that operations make. All of them belong to one session, and a transaction if it has one."""
-
-    async def find(
-        self,
-        collection: str,
-        filter: Mapping[str, Any],
-        *,
-        fields: Sequence[str] | None = None,
-        sort: Sort = (),
-        limit: int = 0,
-    ) -> list[Document]:
-        """Returns the documents that match. `limit` 0 means all. Without `fields`, they are complete."""
-
-    async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
-        """Returns the documents that a pipeline produces."""
-
-    async def insert(self, collection: str, documents: Sequence[Document]) -> None:
-        """Inserts documents. Does nothing if there are none."""
-
-    async def bulk_write(self, collection: str, operations: Sequence[Any]) -> int:
-        """Performs updates and returns how many documents matched or were created."""
-
-    async def update(
-        self, collection: str, filter: Mapping[str, Any], update: Any, *, upsert: bool = False
-    ) -> int:
-        """Updates all documents that match, and returns how many there were or were created."""
-
-    async def delete(self, collection: str, filter: Mapping[str, Any]) -> int:
-        """Deletes the documents that match, and returns how many there were."""
 
 
 def _plain(value: Any) -> Any:
@@ -70,64 +49,11 @@ def _plain(value: Any) -> Any:
 _TO_CONVERT = frozenset({Int64, dict, list})
 
 
-class AsyncDatabase:
-    """A `SessionDatabase` over PyMongo's asynchronous client."""
+class SessionDatabase:
+    """The calls that operations make. All of them belong to one session, and a transaction if it has one."""
 
-    def __init__(self, database: Any, session: Any = None) -> None:
-        self._database = database
-        self._session = session
-
-    async def find(
-        self,
-        collection: str,
-        filter: Mapping[str, Any],
-        *,
-        fields: Sequence[str] | None = None,
-        sort: Sort = (),
-        limit: int = 0,
-    ) -> list[Document]:
-        cursor = self._database[collection].find(
-            filter, fields, sort=list(sort) or None, limit=limit, session=self._session
-        )
-        found: list[Document] = _plain(await cursor.to_list())
-        return found
-
-    async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
-        cursor = await self._database[collection].aggregate(list(pipeline), session=self._session)
-        found: list[Document] = _plain(await cursor.to_list())
-        return found
-
-    async def insert(self, collection: str, documents: Sequence[Document]) -> None:
-        if documents:
-            await self._database[collection].insert_many(documents, session=self._session)
-
-    async def bulk_write(self, collection: str, operations: Sequence[Any]) -> int:
-        if not operations:
-            return 0
-        result = await self._database[collection].bulk_write(
-            list(operations), ordered=True, session=self._session
-        )
-        return int(result.matched_count + result.upserted_count)
-
-    async def update(
-        self, collection: str, filter: Mapping[str, Any], update: Any, *, upsert: bool = False
-    ) -> int:
-        result = await self._database[collection].update_many(
-            filter, update, upsert=upsert, session=self._session
-        )
-        return int(result.matched_count) + (result.upserted_id is not None)
-
-    async def delete(self, collection: str, filter: Mapping[str, Any]) -> int:
-        result = await self._database[collection].delete_many(filter, session=self._session)
-        return int(result.deleted_count)
-
-
-class CallerDatabase:
-    """A `SessionDatabase` over the caller's synchronous session, whose calls run where the caller says."""
-
-    def __init__(
-        self, database: Any, session: Any, run: Callable[[Callable[[], Any]], Awaitable[Any]]
-    ) -> None:
+    def __init__(self, database: Any, session: Any = None, run: Runner | None = None) -> None:
+        """`run` runs the calls of a synchronous session, on the thread of its owner."""
         self._database = database
         self._session = session
         self._run = run
@@ -141,39 +67,47 @@ class CallerDatabase:
         sort: Sort = (),
         limit: int = 0,
     ) -> list[Document]:
-        found = await self._run(
-            lambda: list(
-                self._database[collection].find(
-                    filter, fields, sort=list(sort) or None, limit=limit, session=self._session
-                )
+        """Returns the documents that match. `limit` 0 means all. Without `fields`, they are complete."""
+        order = list(sort) or None
+        found = await self._do(
+            lambda: (
+                self._database[collection]
+                .find(filter, fields, sort=order, limit=limit, batch_size=_REPLY_ROWS, session=self._session)
+                .to_list()
             )
         )
         return list(_plain(found))
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
-        found = await self._run(
-            lambda: list(self._database[collection].aggregate(list(pipeline), session=self._session))
+        """Returns the documents that a pipeline produces."""
+        cursor = await self._do(
+            lambda: self._database[collection].aggregate(
+                list(pipeline), batchSize=_REPLY_ROWS, session=self._session
+            )
         )
-        return list(_plain(found))
+        return list(_plain(await self._do(cursor.to_list)))
 
     async def insert(self, collection: str, documents: Sequence[Document]) -> None:
+        """Inserts documents. Does nothing if there are none."""
         if documents:
-            await self._run(lambda: self._database[collection].insert_many(documents, session=self._session))
+            await self._do(lambda: self._database[collection].insert_many(documents, session=self._session))
 
     async def bulk_write(self, collection: str, operations: Sequence[Any]) -> int:
+        """Performs writes and returns how many documents were matched, created or deleted."""
         if not operations:
             return 0
-        result = await self._run(
+        result = await self._do(
             lambda: self._database[collection].bulk_write(
                 list(operations), ordered=True, session=self._session
             )
         )
-        return int(result.matched_count + result.upserted_count)
+        return int(result.matched_count + result.upserted_count + result.deleted_count)
 
     async def update(
         self, collection: str, filter: Mapping[str, Any], update: Any, *, upsert: bool = False
     ) -> int:
-        result = await self._run(
+        """Updates all documents that match, and returns how many there were or were created."""
+        result = await self._do(
             lambda: self._database[collection].update_many(
                 filter, update, upsert=upsert, session=self._session
             )
@@ -181,10 +115,24 @@ class CallerDatabase:
         return int(result.matched_count) + (result.upserted_id is not None)
 
     async def delete(self, collection: str, filter: Mapping[str, Any]) -> int:
-        result = await self._run(
-            lambda: self._database[collection].delete_many(filter, session=self._session)
-        )
+        """Deletes the documents that match, and returns how many there were."""
+        result = await self._do(lambda: self._database[collection].delete_many(filter, session=self._session))
         return int(result.deleted_count)
+
+    async def _do(self, call: Callable[[], Any]) -> Any:
+        """Makes one call. The methods of the asynchronous client return coroutines, the others results."""
+        result = call() if self._run is None else await self._run(call)
+        return await result if isawaitable(result) else result
+
+
+async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
+    """Awaits two calls outside of transactions at the same time. If one fails, waits for the other too."""
+    first, second = await gather(one, other, return_exceptions=True)
+    if isinstance(first, BaseException):
+        raise first
+    if isinstance(second, BaseException):
+        raise second
+    return first, second
 
 
 class MongoTransaction:

@@ -1,26 +1,28 @@
-"""A PostgreSQL database as the target of a copy.
+"""A PostgreSQL database as the source or the target of a copy.
 
-Each page is written with COPY, together with the progress.
+Each page of a target is written with COPY, together with the progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+from uuid import UUID
 
 from msgspec import json
 from msgspec.structs import replace
 
-from homing.core.errors import StoreError
+from homing.core.errors import SchemaError, StoreError
 from homing.core.lifecycle.states import LIVE
 from homing.stores.common.codec import Column, decode_ids, encode
-from homing.stores.common.copy import COPY_PARTS, NOTIFICATIONS, CopyPart, CopyProgress, Record
+from homing.stores.common.copy import COPY_PARTS, NOTIFICATIONS, CopyPart, CopyProgress, Key, Record
 from homing.stores.postgres import migrations
 from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.change_recorder import fold_ledger
 from homing.stores.postgres.columns import MESSAGE, STATE, clean, is_id, message_columns, state_columns
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.migrations import migrate
-from homing.stores.postgres.rows import queue_of
+from homing.stores.postgres.rows import SELECTED, queue_of, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.stores.postgres.transaction_limits import DEFAULT_LIMITS
 
@@ -51,6 +53,23 @@ WHERE p.number < excluded.number
 _END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
 
 _WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
+
+_ACTIVE_WORKERS = """
+SELECT worker FROM homing.live WHERE lease_until > homing.now_ms()
+UNION SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker
+"""
+
+_IDENTITY = """
+SELECT concat_ws(' ', (SELECT min(applied_at) FROM homing.schema_versions),
+  (SELECT concat_ws(' ', count(*), max(seq), sum(changes)) FROM homing.rows),
+  (SELECT count(*) FROM homing.requests), (SELECT count(*) FROM homing.receipts),
+  (SELECT sum(version) FROM homing.registry))
+"""
+
+_NOTIFICATIONS = f"""
+SELECT {SELECTED}, m.message FROM homing.rows AS r JOIN homing.messages AS m ON m.seq = r.seq
+WHERE r.seq > $1 ORDER BY r.seq LIMIT $2
+"""  # noqa: S608
 
 _NEWEST = "SELECT max({column}) FROM homing.{table}"
 
@@ -98,14 +117,7 @@ class PostgresCopyTarget:
         await self._database.do(write)
 
     async def counts(self) -> Mapping[str, int]:
-        async def count(tx: PostgresTransaction) -> dict[str, int]:
-            tables = {part.name: _TABLES.get(part.name, part.name) for part in COPY_PARTS}
-            return {
-                name: await tx.one(f"SELECT count(*) FROM homing.{table}")  # noqa: S608
-                for name, table in tables.items()
-            }
-
-        return await self._database.do(count)
+        return await self._database.do(_count)
 
     async def end(self, source: str) -> None:
         async def finish(tx: PostgresTransaction) -> None:
@@ -146,6 +158,82 @@ class PostgresCopyTarget:
                     f"{self.where} already holds data ({table}). A copy needs an empty store; name another "
                     "database or another schema (?schema=NAME)."
                 )
+
+
+class PostgresCopySource:
+    """A `CopySource` that reads a PostgreSQL database. It writes nothing, but folds the ledger first."""
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(parse_database_url(url), timeout_s=_TIMEOUT_S, limits=_LIMITS)
+        self.where = self._database.address.where
+
+    async def open(self) -> None:
+        await self._database.open()
+        try:
+            await self._database.do(self._check, timed=False)
+            while await self._database.do(fold_ledger):
+                pass
+        except BaseException:
+            await self._database.close()
+            raise
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def identity(self) -> str:
+        return str(await self._database.do(lambda tx: tx.one(_IDENTITY)))
+
+    async def active_workers(self) -> tuple[str, ...]:
+        found = await self._database.do(lambda tx: tx.rows(_ACTIVE_WORKERS))
+        return tuple(worker for (worker,) in found)
+
+    async def counts(self) -> Mapping[str, int]:
+        return await self._database.do(_count)
+
+    async def page(self, part: CopyPart, after: Key | None, limit: int) -> Sequence[Record]:
+        if part is NOTIFICATIONS:
+            first = after[0] if after else 0
+            found = await self._database.do(lambda tx: tx.rows(_NOTIFICATIONS, first, limit))
+            messages = [record[-1] for record in found]
+            return [
+                (seq, row, message) for (seq, row), message in zip(rows_from(found), messages, strict=True)
+            ]
+        sql, parameters = _page_query(part, after), (*(after or ()), limit)
+        records = await self._database.do(lambda tx: tx.rows(sql, *parameters))
+        return [tuple(map(_plain, record)) for record in records]
+
+    async def _check(self, tx: PostgresTransaction) -> None:
+        await migrations.check_version(tx, self.where)
+        await migrations.check_copy_complete(tx, self.where)
+        version, newest = await migrations.read_schema_version(tx), migrations.MIGRATIONS[-1].version
+        if version != newest:
+            raise SchemaError(
+                f"{self.where} has schema version {version}, but this version of Homing needs {newest}. "
+                "Run `homing db migrate` on it first, or upgrade Homing if the schema is newer."
+            )
+
+
+def _page_query(part: CopyPart, after: Key | None) -> str:
+    places = ", ".join(f"${number}" for number in range(1, len(part.key) + 1))
+    beyond, key = f"WHERE ({', '.join(part.key)}) > ({places})" if after else "", ", ".join(part.key)
+    limit = len(after or ()) + 1
+    return f"SELECT {', '.join(part.fields)} FROM homing.{part.name} {beyond} ORDER BY {key} LIMIT ${limit}"  # noqa: S608
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as the SQLite store has it: ids as text, and arrays as JSON."""
+    if isinstance(value, UUID):
+        return str(value)
+    return encode([str(one) for one in value]) if isinstance(value, list) else value
+
+
+async def _count(tx: PostgresTransaction) -> dict[str, int]:
+    """Returns the number of records per part name."""
+    tables = {part.name: _TABLES.get(part.name, part.name) for part in COPY_PARTS}
+    return {
+        name: await tx.one(f"SELECT count(*) FROM homing.{table}")  # noqa: S608
+        for name, table in tables.items()
+    }
 
 
 async def _write_notifications(tx: PostgresTransaction, records: Sequence[Record]) -> None:

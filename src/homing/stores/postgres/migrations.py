@@ -8,7 +8,7 @@ migration waits only briefly for a lock, rolls back and tries again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from homing.core.errors import SchemaError, StoreBusy
@@ -39,10 +39,10 @@ _STATEMENT_TIMEOUT_S = 4 * 3600.0
 
 _LOCK = "homing migrate {schema}"
 
-_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
+TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 
 # A migration may take hours. Servers before PostgreSQL 17 do not have this setting.
-_NO_TOTAL_LIMIT = """
+NO_TOTAL_LIMIT = """
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'
 """
 
@@ -127,8 +127,8 @@ async def _apply_next(tx: PostgresTransaction, where: str, *, create: bool) -> _
     if state.version == 0:
         await _check_encoding(tx, where)
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
-    await tx.run(_NO_TOTAL_LIMIT)
-    if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
+    await tx.run(NO_TOTAL_LIMIT)
+    if not await tx.one(TRY_LOCK, _LOCK.format(schema=tx.schema)):
         return TRY_LATER
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
         await tx.run(f"CREATE SCHEMA {tx.schema}")
@@ -161,28 +161,35 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
     address = database.address
 
     async def apply(tx: PostgresTransaction) -> _Step:
-        if not await tx.one(_TRY_LOCK, _LOCK.format(schema=tx.schema)):
+        if not await tx.one(TRY_LOCK, _LOCK.format(schema=tx.schema)):
             return TRY_LATER
         if migration not in find_pending_migrations(MIGRATIONS, await read_schema_state(tx), address.where):
             return TRY_LATER  # another process has applied it in the meantime
-        await tx.run(_NO_TOTAL_LIMIT)
-        # Without parameters, this also ends the last read. An index that is built concurrently would wait for
-        # its snapshot.
-        await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")
-        connection = await database.hosts.connect(statement_cache_size=0)
-        try:
-            if not database.is_pooled:  # there, other clients would find the setting in their session
-                await connection.execute(_NO_STATEMENT_TIMEOUT)
-            for statement in _statements(migration.sql):
-                await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
-        except BaseException:
-            connection.terminate()  # closing it properly would have to wait for a server that may hang
-            raise
-        await connection.close()
+        await tx.run(NO_TOTAL_LIMIT)
+        await run_outside_transaction(database, tx, _statements(migration.sql))
         await _record_applied(tx, migration)
         return migration
 
     return await database.do(apply, timed=False, may_take_long=True)
+
+
+async def run_outside_transaction(
+    database: Database, tx: PostgresTransaction, statements: Iterable[str]
+) -> None:
+    """Runs statements that each commit, on a separate connection. Meanwhile, `tx` keeps its locks."""
+    # Without parameters, this also ends the last read. An index that is built concurrently would wait for its
+    # snapshot.
+    await tx.script("SET LOCAL idle_in_transaction_session_timeout = 0")
+    connection = await database.hosts.connect(statement_cache_size=0)
+    try:
+        if not database.is_pooled:  # there, other clients would find the setting in their session
+            await connection.execute(_NO_STATEMENT_TIMEOUT)
+        for statement in statements:
+            await connection.execute(in_schema(statement, tx.schema), timeout=_STATEMENT_TIMEOUT_S)
+    except BaseException:
+        connection.terminate()  # closing it properly would have to wait for a server that may hang
+        raise
+    await connection.close()
 
 
 async def _record_applied(tx: PostgresTransaction, migration: Migration) -> None:

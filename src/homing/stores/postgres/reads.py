@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+import msgspec
 from msgspec import Struct
 
 from homing.core.lifecycle import views
+from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
 from homing.core.statistics import (
+    MOST_UNACKNOWLEDGED,
     ErrorGroup,
     GoalRollUp,
     MinuteRollUp,
@@ -25,8 +28,10 @@ from homing.core.statistics import (
 )
 from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
 from homing.stores.common.codec import (
+    ATTEMPT_FIELDS,
     CAUSE_FIELDS,
     Column,
+    StoredAttempt,
     count_fitting,
     decode_message,
     round_up_to_ms,
@@ -37,13 +42,15 @@ from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_min
 from homing.stores.common.searches import (
     HAS_RECIPIENT_ID,
     POSTGRES_RECIPIENT_KEY,
+    contained_value,
     end_scan,
     id_range,
     recipient_parts,
 )
-from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
+from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups, merge_steps
 from homing.stores.postgres.change_recorder import LATENESS_OF_LEDGER, attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
+from homing.stores.postgres.metadata_indexes import find_metadata_index, metadata_condition
 from homing.stores.postgres.rows import SELECTED, find_stored_ids, rows_by_id, rows_from
 from homing.stores.postgres.statements import PostgresTransaction
 
@@ -87,18 +94,26 @@ async def build_filter_query(
     statuses: Collection[Status],
     *,
     by_id: bool = False,
+    index: str | None = None,
 ) -> PostgresFilterQuery:
     """Builds the query for a filter, restricted to these statuses. No statuses means all.
 
-    If `by_id`, the caller adds a narrow range of ids, so the query starts from it.
+    If `by_id`, the caller adds a narrow range of ids, so the query starts from it. If `index` is a key of the
+    metadata, the query starts from the index of that key.
 
     `created_until` is exclusive. The statuses are literals, not parameters, because otherwise PostgreSQL
     cannot use a partial index for them.
     """
     wanted = frozenset(statuses)
-    is_searched = by_id or any(getattr(filter, name) is not None for name in _SEARCHED)
-    if not is_searched and await _are_few(tx, tenant, wanted):
-        text = f"FROM {_states_alone(wanted)} AS s JOIN homing.messages AS m ON m.seq = s.seq"
+    is_searched = by_id or index is not None or any(getattr(filter, name) is not None for name in _SEARCHED)
+    acknowledged = filter.acknowledged is True and wanted == {Status.FAILED}
+    if acknowledged and not is_searched:
+        few = await tx.one(_NUMBER_ACKNOWLEDGED, tenant) <= _FEW_ROWS
+    else:
+        few = not is_searched and await _are_few(tx, tenant, wanted)
+    if few:
+        states = _states_alone(wanted, acknowledged=acknowledged)
+        text = f"FROM {states} AS s JOIN homing.messages AS m ON m.seq = s.seq"
     else:
         text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
     found = PostgresFilterQuery(f"{text} WHERE m.tenant = $1", (tenant,))
@@ -120,6 +135,9 @@ async def build_filter_query(
     if filter.created_until is not None:
         found = found.beyond("m.created_at < {}", round_up_to_ms(filter.created_until))
     for key, value in filter.metadata.items():
+        if key == index:
+            found = found.beyond(metadata_condition(key, "{}"), value)
+        found = found.beyond("strpos(m.message, {}) > 0", contained_value(value))
         known = PostgresFilterQuery(found.text, (*found.parameters, key))
         place, metadata = f"${len(known.parameters)}::text", "m.message::json -> 'metadata'"
         is_plain = f"json_typeof({metadata} -> {place}) NOT IN ('object', 'array')"
@@ -145,6 +163,12 @@ def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQue
     return found
 
 
+_NUMBER_ACKNOWLEDGED = f"""
+SELECT count(*) FROM (
+  SELECT 1 FROM homing.settled WHERE tenant = $1 AND status = 'failed' AND acknowledged_at IS NOT NULL
+  LIMIT {_FEW_ROWS + 1}) AS chosen
+"""  # noqa: S608
+
 _OF_PROVIDER_MESSAGE = "m.seq IN (SELECT a.seq FROM homing.attempts AS a WHERE a.provider_message_id = {})"
 
 _SEARCHED = ("batch_id", "address", "recipient_id", "provider_message_id", "id_prefix")
@@ -162,8 +186,10 @@ async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Sta
     return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
 
 
-def _states_alone(statuses: frozenset[Status]) -> str:
+def _states_alone(statuses: frozenset[Status], *, acknowledged: bool = False) -> str:
     """Returns a subquery for the tenant's rows with these statuses, by the indexes of the state tables.
+
+    If `acknowledged`, only dead letters that were acknowledged are selected.
 
     OFFSET 0 makes the planner run the subquery before the join.
     """
@@ -180,6 +206,8 @@ def _states_alone(statuses: frozenset[Status]) -> str:
         )
     if statuses - LIVE:
         ended = f"l.tenant = $1 AND l.status IN ({status_literals(statuses - LIVE)})"
+        if acknowledged:
+            ended += " AND l.acknowledged_at IS NOT NULL"
         parts.append(f"SELECT {columns} FROM homing.settled AS l WHERE {ended}")  # noqa: S608
     return f"({' UNION ALL '.join(parts)} OFFSET 0)"
 
@@ -243,6 +271,24 @@ FROM (
 GROUP BY 1, 2, 3, 4 ORDER BY 4 NULLS FIRST, 1, 2, 3
 """
 
+# All that waits. Its groups are few, but the planner expects many and would sort the rows.
+_WAITING_STEPS = """
+SELECT q.lane, w.provider, w.reason, w.slot, w.number, w.late, w.oldest FROM (
+  SELECT l.queue, l.provider, l.reason,
+    CASE WHEN l.due_at <= $2 THEN NULL ELSE l.due_at - l.due_at % $3::bigint END AS slot,
+    count(*) AS number, count(*) FILTER (WHERE l.aged_from <= $2) AS late,
+    min(l.aged_from) FILTER (WHERE l.aged_from <= $2) AS oldest
+  FROM homing.live AS l WHERE l.tenant = $1 AND l.due_at IS NOT NULL GROUP BY 1, 2, 3, 4) AS w
+JOIN homing.queues AS q ON q.id = w.queue
+"""
+
+_WITHOUT_SORTS = "SET LOCAL enable_sort = off"
+
+_WAITING_TOTAL = f"""
+SELECT coalesce(sum(count), 0) FROM homing.all_tallies
+WHERE tenant = $1 AND status IN ({status_literals(WAITING)})
+"""  # noqa: S608
+
 ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
 
 _ERROR_GROUPS = """
@@ -301,6 +347,17 @@ FROM (
 GROUP BY step_at, tenant, channel, provider ORDER BY step_at, tenant, channel, provider
 """  # noqa: S608
 
+LAST_ATTEMPTS = f"""
+WITH chosen AS MATERIALIZED (
+  SELECT m.seq, m.id FROM homing.messages AS m WHERE m.tenant = $1 ORDER BY m.id DESC LIMIT $3),
+numbered AS (
+  SELECT chosen.id, a.*,
+    row_number() OVER (PARTITION BY a.provider ORDER BY a.started_at DESC, a.seq DESC, a.change DESC) AS place
+  FROM chosen CROSS JOIN LATERAL (SELECT * FROM homing.attempts AS a WHERE a.seq = chosen.seq) AS a)
+SELECT id::text, {", ".join(ATTEMPT_FIELDS)} FROM numbered WHERE place <= $2
+ORDER BY started_at DESC, seq DESC, change DESC
+"""  # noqa: S608
+
 _GOALS = """
 SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
   SELECT hour_at, tenant, mode, met, missed FROM homing.goals WHERE hour_at > $1 AND {whose}
@@ -310,10 +367,14 @@ SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
 GROUP BY hour_at, tenant, mode ORDER BY hour_at, tenant, mode
 """
 
-_UNACKNOWLEDGED = """
-SELECT count(*), min(failed_at) FROM homing.settled
-WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
-"""
+_UNACKNOWLEDGED = f"""
+SELECT count(*), (
+    SELECT min(failed_at) FROM homing.settled
+    WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}})
+FROM (
+  SELECT 1 FROM homing.settled WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}}
+  LIMIT {MOST_UNACKNOWLEDGED}) AS chosen
+"""  # noqa: S608
 
 OLDEST_RETRY = """
 SELECT min(coalesce(first_failed_at, last_attempt_at)) FROM homing.live WHERE status = 'retrying' AND {whose}
@@ -360,18 +421,19 @@ async def list_page(
 ) -> Page:
     """Returns a page of the notifications that match the filter, the newest first or the oldest first.
 
-    With `scan`, compares at most this many notifications with the filter.
+    With `scan`, compares at most this many notifications with the filter, unless an index finds them.
     """
     beyond, order = (">", "ASC") if oldest_first else ("<", "DESC")
     last: str | None = None
-    if scan is not None:
+    index = None if scan is None else await find_metadata_index(tx, tenant, filter)
+    if scan is not None and index is None:
         compared = PostgresFilterQuery("FROM homing.messages AS m WHERE m.tenant = $1", (tenant,))
         compared = _beyond_id(compared, beyond, cursor).limited(f"m.id {order}", scan)
         last = await tx.one(
             f"SELECT id::text FROM (SELECT m.id {compared.text}) AS m OFFSET {scan - 1}",  # noqa: S608
             *compared.parameters,
         )
-    found = await build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None)
+    found = await build_filter_query(tx, tenant, filter, filter.statuses, by_id=last is not None, index=index)
     found = _beyond_id(found, beyond, cursor)
     if last is not None:
         until = "<=" if oldest_first else ">="
@@ -416,6 +478,10 @@ async def waiting_groups(
     tx: PostgresTransaction, tenant: str, step_ms: int | None, limit: int
 ) -> WaitingGroups:
     """Returns what waits, in groups. Counts at most `limit` notifications."""
+    if step_ms is not None and await tx.one(_WAITING_TOTAL, tenant) <= limit:
+        await tx.run(_WITHOUT_SORTS)
+        steps = await tx.rows(_WAITING_STEPS, tenant, tx.now, step_ms)
+        return build_waiting_groups(merge_steps(WaitingRow(*columns) for columns in steps), limit)
     found = await tx.rows(WAITING_GROUPS, tenant, tx.now, step_ms, limit + 1)
     return build_waiting_groups([WaitingRow(*columns) for columns in found], limit)
 
@@ -482,6 +548,14 @@ async def minute_roll_ups(
     first = first_minute(tx.now, since_ms, step_ms)
     found = await tx.rows(_MINUTES.format(whose=whose, step=2), first, step_ms, *parameters)
     return tuple(build_minute_roll_up(*columns) for columns in found)
+
+
+async def last_attempts(
+    tx: PostgresTransaction, tenant: str, per_provider: int, scan: int
+) -> tuple[tuple[str, AttemptRecord], ...]:
+    """Returns the last attempts of each provider, with the ids of their notifications."""
+    found = await tx.rows(LAST_ATTEMPTS, tenant, per_provider, scan)
+    return tuple((id, msgspec.convert(fields, StoredAttempt)) for id, *fields in found)
 
 
 async def goal_roll_ups(tx: PostgresTransaction, tenant: str | None, since_ms: int) -> tuple[GoalRollUp, ...]:

@@ -53,6 +53,7 @@ from homing.stores.postgres import (
     claim,
     database_checks,
     leases,
+    metadata_indexes,
     migrations,
     reads,
     receipts,
@@ -313,6 +314,9 @@ class PostgresStore(TransactionalStore):
         return await sinks.remove_sink(self._database, name)
 
     # Upkeep --------------------------------------------------------------------------------------
+
+    async def index_metadata(self, keys: Collection[str]) -> None:
+        await metadata_indexes.index_metadata(self._database, keys)
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))

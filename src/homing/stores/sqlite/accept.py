@@ -103,6 +103,9 @@ class _Intake:
         self.new_dedups: dict[RequestKey, tuple[str, int, int]] = {}
         """Dedup key → (id, time of acceptance, end of the dedup window)."""
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._announced = STATUS_CHANGED in tx.subscribed
+        self._last_key: tuple[Any, ...] = ()
+        self._last_kind: _Kind | None = None
         self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
 
@@ -156,7 +159,7 @@ class _Intake:
 
         Returns False for a submission with dedup keys, whose ids must be checked one by one.
         """
-        if not submission.notifications or may_be_partly_stored(submission):
+        if not self.stored or not submission.notifications or may_be_partly_stored(submission):
             return False
         return is_stored(submission, submission.notifications[0], self.stored)
 
@@ -175,17 +178,21 @@ class _Intake:
 
         Rows that publish an event or are rejected are recorded one by one.
         """
-        if new.refused or STATUS_CHANGED in self.tx.subscribed:
+        if new.refused or self._announced:
             change = new_row(new, submission, self.tx.now)
             self.recorder.add_failure_details(self.seq, new.message)
             self.recorder.record(self.seq, change)
             return shared_columns(change.row)
         key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
-        kind = self.kinds.get(key)
+        if key == self._last_key:  # quicker than a look-up, which hashes the key
+            kind: _Kind | None = self._last_kind
+        else:
+            kind = self.kinds.get(key)
         if kind is None:
             change = new_row(new, submission, self.tx.now)
             kind = self.kinds[key] = _Kind(change, self.seq, shared_columns(change.row))
         kind.number += 1
+        self._last_key, self._last_kind = key, kind
         return kind.shared
 
 

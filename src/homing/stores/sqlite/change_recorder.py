@@ -5,7 +5,7 @@ The records of one call are collected and written together, in the transaction t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
@@ -57,17 +57,38 @@ _UPSERT_TALLIES = build_insert(
 )
 
 
-def _build_addition(table: str, key: Sequence[str], sums: Sequence[str]) -> MultiRowStatement:
-    """Builds a statement that adds to the sums of each row's key."""
-    added = ", ".join(f"{name} = {name} + excluded.{name}" for name in sums)
-    return build_insert(table, (*key, *sums), f" ON CONFLICT DO UPDATE SET {added}")
+class _Addition:
+    """Adds to the sums of a table, by key. A statement names only the sums that change, which are few."""
+
+    def __init__(self, table: str, key: Sequence[str], sums: Sequence[str]) -> None:
+        self._table = table
+        self._key = key
+        self._sums = sums
+        self._statements: dict[tuple[str, ...], MultiRowStatement] = {}
+
+    def run(
+        self, tx: SqliteTransaction, at: int, totals: Mapping[tuple[str, ...], Mapping[str, int]]
+    ) -> None:
+        """Adds the numbers to the sums of each key, at this time. A number may be missing if it is 0."""
+        names = tuple(name for name in self._sums if any(total.get(name) for total in totals.values()))
+        if not names:
+            return
+        statement = self._statements.get(names)
+        if statement is None:
+            added = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
+            tail = f" ON CONFLICT DO UPDATE SET {added}"
+            statement = self._statements[names] = build_insert(self._table, (*self._key, *names), tail)
+        rows: list[tuple[Column, ...]] = [
+            (at, *key, *[total.get(name, 0) for name in names]) for key, total in totals.items()
+        ]
+        statement.run(tx, rows)
 
 
-_ADD_TO_HOURS = _build_addition("homing_roll_ups", ROLL_UP_KEY, SUMS)
+_HOURS = _Addition("homing_roll_ups", ROLL_UP_KEY, SUMS)
 
-_ADD_TO_MINUTES = _build_addition("homing_minute_roll_ups", MINUTE_KEY, MINUTE_SUMS)
+_MINUTES = _Addition("homing_minute_roll_ups", MINUTE_KEY, MINUTE_SUMS)
 
-_ADD_TO_GOALS = _build_addition("homing_goals", GOAL_KEY, GOAL_SUMS)
+_GOALS = _Addition("homing_goals", GOAL_KEY, GOAL_SUMS)
 
 _INSERT_ATTEMPTS = JsonInsert(
     "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
@@ -197,24 +218,24 @@ class SqliteChangeRecorder:
     def _write_sums(self) -> None:
         now = self._tx.now
         hour_at, minute_at = now - now % HOUR_MS, now - now % MINUTE_MS
-        totals: dict[tuple[str, str, str], dict[str, int]] = {}
-        goals: dict[tuple[str, str], list[int]] = {}
+        totals: dict[tuple[str, ...], dict[str, int]] = {}
+        goals: dict[tuple[str, ...], dict[str, int]] = {}
         for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
             if not kind.sums:
                 continue
-            total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(MINUTE_SUMS, 0))
+            total = totals.setdefault((tenant, channel.value, provider), {})
             for name, number in kind.sums.items():
-                total[name] += number * kind.number
-            total["attempt_ms"] += kind.attempt_ms
+                total[name] = total.get(name, 0) + number * kind.number
+            total["attempt_ms"] = total.get("attempt_ms", 0) + kind.attempt_ms
             if kind.goal is not None:
                 mode, met, bucket = kind.goal
-                total[LATENESS_SUMS[bucket]] += kind.number
-                goals.setdefault((tenant, mode), [0, 0])[not met] += kind.number
-        minutes: list[tuple[Column, ...]] = [(*key, *total.values()) for key, total in totals.items()]
-        end = len(ROLL_UP_KEY) - 1 + len(SUMS)
-        _ADD_TO_HOURS.run(self._tx, [(hour_at, *sums[:end]) for sums in minutes])
-        _ADD_TO_MINUTES.run(self._tx, [(minute_at, *sums) for sums in minutes])
-        _ADD_TO_GOALS.run(self._tx, [(hour_at, *key, *numbers) for key, numbers in goals.items()])
+                late = LATENESS_SUMS[bucket]
+                total[late] = total.get(late, 0) + kind.number
+                goal, result = goals.setdefault((tenant, mode), {}), "met" if met else "missed"
+                goal[result] = goal.get(result, 0) + kind.number
+        _HOURS.run(self._tx, hour_at, totals)
+        _MINUTES.run(self._tx, minute_at, totals)
+        _GOALS.run(self._tx, hour_at, goals)
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:

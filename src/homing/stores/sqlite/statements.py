@@ -124,8 +124,11 @@ class GroupedInsert:
     ) -> None:
         """Inserts the rows, each given as (own columns, shared columns)."""
         groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
+        group, alike = list[tuple[Column, ...]](), None
         for own, shared in rows:
-            groups.setdefault(shared, []).append(own)
+            if shared is not alike:  # most rows follow one of their group, and hashing 40 columns takes time
+                group, alike = groups.setdefault(shared, []), shared
+            group.append(own)
         if len(groups) > 1 + len(rows) // _MIN_INSERT_GROUP_ROWS:
             self._each.run(tx, [(*own, *shared) for own, shared in rows])
             return

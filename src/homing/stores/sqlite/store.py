@@ -37,6 +37,7 @@ from homing.stores.sqlite import (
     change_recorder,
     claim,
     leases,
+    metadata_indexes,
     migrations,
     reads,
     receipts,
@@ -149,6 +150,9 @@ class SqliteStore(TransactionalStore):
     @property
     def history(self) -> str:
         return self._history.identity
+
+    async def index_metadata(self, keys: Collection[str]) -> None:
+        await self._write(lambda tx: metadata_indexes.index_metadata(tx, keys))
 
     async def suspected_clock_step(self) -> ClockStep | None:
         return await self._look(lambda tx: suspected_step(tx, self._clock()))

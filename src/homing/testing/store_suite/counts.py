@@ -301,6 +301,24 @@ class CountTests:
         await store.prune(Retention(), 100)
         assert await store.minute_roll_ups(None, since_ms=HOUR_MS) == everything
 
+    async def test_the_last_attempts_of_each_provider_are_bounded_and_the_latest_first(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        made = []
+        for provider in ("mail", "post", "mail", "mail"):
+            claim = await accept_and_claim(store, a_notification(provider=provider), tenant="a")
+            await store.settle([dead(claim)])
+            made.append((claim.id, provider))
+            await harness.advance(1_000)
+        await store.settle([dead(await accept_and_claim(store, tenant="b"))])
+        found = await store.last_attempts("a", per_provider=2, scan=100)
+        assert [(id, one.provider) for id, one in found] == [made[3], made[2], made[1]]
+        assert all(one.number == 1 for _, one in found)
+        newest = await store.last_attempts("a", per_provider=2, scan=2)
+        assert [id for id, _ in newest] == [made[3][0], made[2][0]]
+        assert await store.last_attempts("c", per_provider=2, scan=2) == ()
+
     async def test_minute_roll_ups_are_summed_up_in_steps_and_cover_the_requested_time(
         self, harness: Harness
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import (
     Channel,
@@ -20,6 +21,7 @@ from homing.core.notifications import (
     Status,
     lane_of,
 )
+from homing.core.ports.stores import SupportsMetadataIndexes
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -339,6 +341,54 @@ class ReadTests:
             assert [item.id for item in found] == [id], text
         for key, other in (("5.0", "5"), ("-0.0", "0.0"), ("1e16", "1.0e+16"), ("1e-7", "1e-07")):
             assert not await list_all(store, filter=Filter(metadata={key: other})), key
+
+    async def test_a_declared_metadata_key_is_found_without_a_scan(self, harness: Harness) -> None:
+        store = harness.store
+        values: dict[str, Any] = {
+            "text": "42",
+            "number": 42,
+            "long": "4" * 400,
+            "quoted": 'a "b" é',
+            "yes": True,
+        }
+        ids = {
+            name: await accept_one(store, a_notification(message=a_message(order=value, other="x")))
+            for name, value in values.items()
+        }
+        await accept_one(store, a_notification(message=a_message(order={"a": 42}, **{"order.no": "42"})))
+        if isinstance(store, SupportsMetadataIndexes):
+            await store.index_metadata(("order", "order.no"))
+            await store.index_metadata(("order",))
+        later = [await accept_one(store, a_notification(message=a_message(order="43"))) for _ in range(3)]
+        ids["later"] = await accept_one(store, a_notification(message=a_message(order="42")))
+        await accept(store, a_notification(message=a_message(order="42")), tenant="b")
+        await accept_one(store)
+
+        async def found(value: str, **others: Any) -> list[str]:
+            page = await store.list("default", Filter(metadata={"order": value}, **others), scan=2)
+            assert page.complete
+            return [one.id for one in page.items]
+
+        assert await found("42") == sorted((ids["text"], ids["number"], ids["later"]), reverse=True)
+        assert await found("42", channel=Channel.SMS) == []
+        assert await found("43") == sorted(later, reverse=True)
+        assert await found("4" * 400) == [ids["long"]]
+        assert await found("4" * 401) == []
+        assert await found('a "b" é') == [ids["quoted"]]
+        assert await found("true") == [ids["yes"]]
+        first = await store.list("default", Filter(metadata={"order": "43"}), limit=2, scan=2)
+        assert first.cursor == sorted(later)[1]
+        second = await store.list("default", Filter(metadata={"order": "43"}), cursor=first.cursor, scan=2)
+        assert [one.id for one in second.items] == sorted(later)[:1]
+        if isinstance(store, SupportsMetadataIndexes):
+            undeclared = await store.list("default", Filter(metadata={"other": "x"}), scan=2)
+            assert (undeclared.items, undeclared.complete) == ((), False)
+            await store.index_metadata(())
+            dropped = await store.list("default", Filter(metadata={"order": "true"}), scan=2)
+            assert (dropped.items, dropped.complete) == ((), False)
+            for key in ('a"b', "", "a b", "é", "x" * 65):
+                with pytest.raises(InvalidRequest):
+                    await store.index_metadata((key,))
 
     async def test_objects_and_arrays_in_the_metadata_are_never_found(self, harness: Harness) -> None:
         store = harness.store
