@@ -1,11 +1,11 @@
 """Measures how late notifications start with Redis as a timer, compared with the store alone in the same run.
 
-    python bench/redis_timer.py [--store postgresql://…] [--rounds 3]
+    python bench/redis_timer.py --rounds 3
 
-2,000 notifications become due within 20 s. One process sends them, and another works. Each round has both
-figures, in changing order, because only figures of one run can be compared. The result is the median of the
-rounds' ratios. Without --redis, a Redis server is started. The CPU time is that of the worker, which a busy
-machine does not change much.
+2,000 notifications become due within 20 s. One process sends them, and another works. Both ways are measured
+at the same time, each with a store and a worker of its own, because the lateness of either depends on what
+else the machine does. The due times of one lie between those of the other. The result is the median of the
+rounds' ratios. Without --redis, a Redis server is started. The CPU time is that of the worker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +31,7 @@ from homing.settings import Settings, load_settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-_LEAD_S = 10.0
+_LEAD_S = 25.0
 """Time between the start of the sends and the first due time, in which all are accepted."""
 
 _PATIENCE_S = 60
@@ -62,52 +63,66 @@ def work(settings: Settings, expected: int, results: Connection) -> None:
     uvloop.run(deliver())
 
 
-async def send(settings: Settings, due: int, within_s: float) -> None:
+async def send(every: list[Settings], due: int, within_s: float) -> None:
+    """Sends to all stores. The due times of one lie between those of the others."""
+
     async def provider(delivery: Delivery) -> None: ...
 
-    async with Homing(loaded_settings=settings, providers={"p": provider}) as homing:
+    async with AsyncExitStack() as stack:
+        senders = [
+            await stack.enter_async_context(Homing(loaded_settings=settings, providers={"p": provider}))
+            for settings in every
+        ]
         first = time.time() + _LEAD_S
         for number in range(due):
-            at = first + within_s * number / due
-            await homing.send(
-                "ada@example.org",
-                channel="email",
-                body=f"{at:.6f}",
-                priority=_PRIORITIES[number % 2],
-                send_at=datetime.fromtimestamp(at, UTC),
+            at = [first + within_s * (number + place / len(senders)) / due for place in range(len(senders))]
+            await asyncio.gather(
+                *(
+                    homing.send(
+                        "ada@example.org",
+                        channel="email",
+                        body=f"{own:.6f}",
+                        priority=_PRIORITIES[number % 2],
+                        send_at=datetime.fromtimestamp(own, UTC),
+                    )
+                    for homing, own in zip(senders, at, strict=True)
+                )
             )
         assert time.time() < first, "the machine is too slow: the first was due before the last was accepted"
 
 
-def measure(store: str, redis: str, due: int, within_s: float) -> tuple[list[float], float]:
-    """Returns how late each notification was, in milliseconds, and the CPU time of the worker in seconds."""
-    settings = settings_for(store, redis)
-    ours, theirs = get_context("spawn").Pipe()
-    worker = get_context("spawn").Process(target=work, args=(settings, due, theirs), daemon=True)
-    worker.start()
-    assert ours.recv() == "ready"
-    uvloop.run(send(settings, due, within_s))
-    if not ours.poll(within_s + _PATIENCE_S):
-        raise TimeoutError("not everything was delivered")
-    late, cpu_s = ours.recv()
-    worker.join()
-    return late, cpu_s
+def measure(every: list[Settings], due: int, within_s: float) -> list[tuple[list[float], float]]:
+    """Returns how late each notification was, in milliseconds, and the CPU time of the worker in seconds.
+
+    There is one result for each of the settings, all measured at the same time.
+    """
+    pipes = []
+    for settings in every:
+        ours, theirs = get_context("spawn").Pipe()
+        get_context("spawn").Process(target=work, args=(settings, due, theirs), daemon=True).start()
+        pipes.append(ours)
+    for ours in pipes:
+        assert ours.recv() == "ready"
+    uvloop.run(send(every, due, within_s))
+    results = []
+    for ours in pipes:
+        if not ours.poll(within_s + _PATIENCE_S):
+            raise TimeoutError("not everything was delivered")
+        results.append(ours.recv())
+    return results
 
 
 def quantile(late: list[float], share: float) -> float:
     return late[min(len(late) - 1, int(share * len(late)))]
 
 
-def stores(given: str, folder: Path) -> Iterator[str]:
-    number = 0
-    while True:
-        number += 1
-        yield given or str(folder / f"homing-{number}.db")
+def stores(folder: Path) -> Iterator[str]:
+    for number in count(1):
+        yield str(folder / f"homing-{number}.db")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--store", default="", help="a database without other work; SQLite by default")
     parser.add_argument("--redis", default="", help="URL of a Redis server")
     parser.add_argument("--due", type=int, default=2_000)
     parser.add_argument("--within-s", type=float, default=20.0)
@@ -123,13 +138,13 @@ def main() -> None:
         found: dict[str, list[float]] = {"store alone": [], "Redis timer": []}
         ratios: list[float] = []
         cpu_s = dict.fromkeys(found, 0.0)
-        store = stores(asked.store, folder)
+        store = stores(folder)
         for number in range(asked.rounds):
             order = list(found) if number % 2 == 0 else list(reversed(found))
+            every = [settings_for(next(store), url if name == "Redis timer" else "") for name in order]
             p99: dict[str, float] = {}
-            for name in order:
-                redis = url if name == "Redis timer" else ""
-                late, used_s = measure(next(store), redis, asked.due, asked.within_s)
+            results = measure(every, asked.due, asked.within_s)
+            for name, (late, used_s) in zip(order, results, strict=True):
                 p99[name] = quantile(sorted(late), 0.99)
                 found[name] += late
                 cpu_s[name] += used_s / asked.rounds

@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from homing.core.notifications import Status
 from simulation.database import SimulatedDatabase
-from simulation.poison import POISON
 from simulation.shadow_state import SimulationState
 
 
@@ -41,10 +40,10 @@ class SpoolFile:
         """Number of requests in the file."""
         return len(self.path.read_bytes().splitlines()) if self.path.exists() else 0
 
-    def told(self, ids: Sequence[str], type_: str) -> None:
+    def told(self, ids: Sequence[str], *, poisoned: bool) -> None:
         """Records that a caller was told that its request is spooled under these ids."""
-        self._told.append(_SpooledRequest(tuple(ids), type_ == POISON))
-        self._state.note("sim", f"spooled {len(ids)} notifications of type {type_}")
+        self._told.append(_SpooledRequest(tuple(ids), poisoned))
+        self._state.note("sim", f"spooled {len(ids)} {'poisoned ' if poisoned else ''}notifications")
 
     def finish(self, database: SimulatedDatabase, removed: Collection[str]) -> None:
         """Checks, after the run, what has become of the requests."""

@@ -616,7 +616,7 @@ def tally_of_a_postponement(real: Any) -> Any:
 @BUGS.plant(
     "the sums of the minutes are not written",
     "1",
-    on=(change_recorder, "_ADD_TO_MINUTES"),
+    on=(change_recorder, "_MINUTES"),
     plan=bugs.quiet,
     seed=1_003,
 )

@@ -34,6 +34,8 @@ from aio_pika.abc import AbstractIncomingMessage
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
+from homing.brokers.rabbitmq import BrokerUnavailable, RabbitMqConnection, connect, read_server
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.private_postgres import PrivatePostgres
@@ -43,6 +45,8 @@ from support.retry_scheduler import RetryScheduler
 
 PATIENCE_S = 150.0
 _END_S = 600.0
+_BROKEN = (OSError, aio_pika.exceptions.AMQPError, TimeoutError, RuntimeError, BrokerUnavailable)
+"""What clients raise while the broker is away."""
 BASE_MS, JITTER_MS = 2_000, 1_000
 """The default delay of the first retry, and the most that is added to it."""
 RETRY, ORDERS, REVIEW = "retry.scheduled", "orders", "manual-review.pending"
@@ -113,6 +117,7 @@ class Scheduler:
         self.reviewed: set[str] = set()
         self.broker_back_ms = 0
         self._connecting = asyncio.Lock()
+        self._publisher: RabbitMqConnection | None = None
         self._publishing: Any = None
 
     @asynccontextmanager
@@ -120,6 +125,7 @@ class Scheduler:
         async with AsyncExitStack() as stack:
             self.postgres = stack.enter_context(PrivatePostgres())
             self.broker = self._given or stack.enter_context(PrivateRabbitMQ(PATIENCE_S))
+            self._server = read_server(self.broker.url, connect_timeout_ms=3_000)
             async with rabbit_queues(self.broker.url) as queues:
                 await queues.declare(RETRY, QUARANTINE, ORDERS, REVIEW, survive_kill=True)
             env = {
@@ -139,8 +145,8 @@ class Scheduler:
             try:
                 yield
             finally:
-                if self._publishing is not None:
-                    await self._publishing.close()
+                if self._publisher is not None:
+                    await self._publisher.close()
                 for task in self._consuming:
                     task.cancel()
                 await asyncio.gather(*self._consuming, return_exceptions=True)
@@ -182,15 +188,17 @@ class Scheduler:
                 await self._put(body)
                 self.report.published += 1
                 return
-            except (OSError, aio_pika.exceptions.AMQPError, TimeoutError, RuntimeError):
+            except _BROKEN:
                 await asyncio.sleep(0.2)
                 # The broker may have the message already: the second one is recognized by its id and count.
 
     async def _put(self, body: bytes) -> None:
         async with self._connecting:
             if self._publishing is None or self._publishing.is_closed:
-                connection = await aio_pika.connect(self.broker.url, timeout=3)
-                self._publishing = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                if self._publisher is not None:
+                    await self._publisher.close()
+                self._publisher = await connect(self._server)
+                self._publishing = await self._publisher.channel()
         message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         try:
             await self._publishing.default_exchange.publish(message, RETRY, mandatory=True, timeout=5)
@@ -205,14 +213,12 @@ class Scheduler:
 
     async def _consume(self, queue: str, note: Callable[[AbstractIncomingMessage], None]) -> None:
         while True:
-            with suppress(
-                OSError, aio_pika.exceptions.AMQPError, TimeoutError, RuntimeError, ConnectionError
-            ):
-                connection = await aio_pika.connect(self.broker.url, timeout=3)
-                lost = asyncio.Event()
-                connection.close_callbacks.add(lambda *_, lost=lost: lost.set())
-                async with connection:
-                    channel = await connection.channel()
+            with suppress(*_BROKEN):
+                connection = await connect(self._server)
+                lost = connection.lost
+                async with AsyncExitStack() as stack:
+                    stack.push_async_callback(connection.close)
+                    channel = await connection.channel(confirms=False)
                     channel.close_callbacks.add(lambda *_, lost=lost: lost.set())
                     underlay = await channel.get_underlay_channel()
                     underlay.on_consumer_cancel_callbacks.add(lambda *_, lost=lost: lost.set())
