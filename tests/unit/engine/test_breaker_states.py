@@ -30,7 +30,7 @@ class Process:
     """A process on a store in memory that it may share with others."""
 
     def __init__(self, worker: str = "w1", beside: Process | None = None) -> None:
-        self.clock = beside.clock if beside else ManualClock()
+        self.clock: ManualClock = beside.clock if beside else ManualClock()
         self.database: MemoryDatabase = beside.database if beside else MemoryDatabase()
         self.store = SqliteStore(self.database, clock=self.clock.now_ms)
         self.woken = 0

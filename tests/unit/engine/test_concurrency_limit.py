@@ -25,10 +25,13 @@ def waiting(limit: ConcurrencyLimit, got: list[int], number: int) -> asyncio.Tas
 async def test_there_are_as_many_slots_as_the_limit() -> None:
     limit = ConcurrencyLimit(2)
     assert [limit.try_acquire() for _ in range(3)] == [True, True, False]
-    assert not limit.has_free_slot
     limit.release()
-    assert limit.has_free_slot
     assert [limit.try_acquire() for _ in range(2)] == [True, False]
+
+
+async def test_a_slot_is_free_until_it_is_taken() -> None:
+    assert ConcurrencyLimit(1).has_free_slot
+    assert not ConcurrencyLimit(0).has_free_slot
 
 
 async def test_a_released_slot_goes_to_the_caller_that_waited_longest_and_to_no_other() -> None:

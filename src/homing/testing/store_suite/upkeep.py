@@ -268,6 +268,18 @@ class UpkeepTests:
         steps = [(await store.prune(RETENTION, 2))["keys"] for _ in range(4)]
         assert steps == [2, 2, 1, 0]
 
+    async def test_all_keys_and_all_statuses_share_the_bound_of_a_step(self, harness: Harness) -> None:
+        store = harness.store
+        await store.accept([a_submission(key=f"k-{number}") for number in range(2)])
+        await accept(store, *(a_notification(dedup_key=f"d-{number}") for number in range(2)))
+        claims = await claim_all(store)
+        await store.settle([sent(claim) for claim in claims[:2]])
+        await store.settle([dead(claim) for claim in claims[2:]])
+        await harness.advance(40 * DAY_MS)
+        steps = [await store.prune(RETENTION, 2) for _ in range(3)]
+        assert [step["keys"] for step in steps] == [2, 2, 0]
+        assert [step["notifications"] for step in steps] == [2, 2, 0]
+
     async def test_receipts_are_deleted_at_the_age_of_keys(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store, a_notification(max_age_ms=900 * DAY_MS))
