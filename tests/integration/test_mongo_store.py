@@ -152,11 +152,12 @@ async def test_a_server_that_is_away_makes_the_store_unavailable(url: str) -> No
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_store_that_cannot_be_opened_leaves_no_connection(url: str, server: PrivateMongo) -> None:
-    name = url.rpartition("/")[2].partition("?")[0]
+async def test_a_store_that_cannot_be_opened_leaves_no_connection(server: PrivateMongo) -> None:
+    name = f"homing_newer_{os.getpid()}"
     with server.client() as client:
-        client[name].meta.insert_one({"_id": "homing", "version": 99, "runs_with": 99})
-    store = MongoStore(url)
+        newer = {"version": 99, "runs_with": 99}
+        client[name].meta.update_one({"_id": "homing"}, {"$set": newer}, upsert=True)
+    store = MongoStore(server.database_url(name))
     with pytest.raises(StoreError, match="Upgrade Homing"):
         await store.open()
     with pytest.raises(StoreError, match="is closed"):

@@ -115,8 +115,11 @@ class MongoConnection:
             read_preference=ReadPreference.PRIMARY,
         )
 
-    async def open(self) -> None:
-        """Connects. Raises `StoreError` if the server cannot be used, with what to do about it."""
+    async def open(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Connects. Raises `StoreError` if the server cannot be used, with what to do about it.
+
+        `check` looks at the database. If it fails, the connection is closed again.
+        """
         if self._client is not None:
             return
         client: AsyncMongoClient[Document] = AsyncMongoClient(
@@ -137,6 +140,11 @@ class MongoConnection:
             raise
         self._client = client
         self._note_primary()
+        try:
+            await self.outside(check())
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Disconnects."""

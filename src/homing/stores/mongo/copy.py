@@ -80,12 +80,7 @@ class MongoCopyTarget:
         self.where = self._connection.where
 
     async def open(self) -> None:
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._prepare())
-        except BaseException:
-            await self._connection.close()
-            raise
+        await self._connection.open(self._prepare)
 
     async def _prepare(self) -> None:
         database = self._connection.database
@@ -326,12 +321,7 @@ class MongoCopySource:
         """Name of a part → (number of records read, the records that follow)."""
 
     async def open(self) -> None:
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._check_layout())
-        except BaseException:
-            await self._connection.close()
-            raise
+        await self._connection.open(self._check_layout)
 
     async def _check_layout(self) -> None:
         database = self._connection.database

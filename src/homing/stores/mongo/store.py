@@ -79,12 +79,7 @@ class MongoStore(TransactionalStore):
 
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the layout of the database."""
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._check_layout())
-        except BaseException:
-            await self._connection.close()
-            raise
+        await self._connection.open(self._check_layout)
 
     async def _check_layout(self) -> None:
         database, where = self._connection.database, self._connection.where
