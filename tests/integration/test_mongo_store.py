@@ -281,6 +281,26 @@ async def _send_through_elections(cluster: PrivateMongo, store: MongoStore) -> N
     assert sum((await count_by_status(store)).values()) >= len(acknowledged)
 
 
+# Transactions that stay open --------------------------------------------------------------------------
+
+
+async def test_a_claim_leaves_out_rows_that_a_killed_process_has_locked(
+    store: MongoStore, server: PrivateMongo, url: str
+) -> None:
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    locked, free = answer.ids[:5], answer.ids[5:]
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client, client.start_session() as session:
+        session.start_transaction()
+        client[name][NOTIFICATIONS].update_many(
+            {"_id": {"$in": list(locked)}}, {"$set": {"worker": "killed"}}, session=session
+        )
+        batch = await store.claim(a_claim_request(limit=10))
+        session.abort_transaction()
+    assert [claim.id for claim in batch.claims] == list(free)[5:], "the first ten were tried before"
+    assert {claim.id for claim in await claim_all(store)} == {*locked, *free[:5]}
+
+
 # The cost of a claim ---------------------------------------------------------------------------------
 
 

@@ -41,6 +41,8 @@ _DEFAULT_DATABASE = "homing"
 _CALL_TIMEOUT_S = 20.0
 """Longest time for one call of the store, with all its repetitions."""
 
+_CLOSE_TIMEOUT_S = 5.0
+
 _SELECTION_TIMEOUT_MS = 10_000
 """Longest wait for a primary. An election after the loss of one takes a few seconds."""
 
@@ -150,7 +152,8 @@ class MongoConnection:
         """Disconnects."""
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            with pymongo.timeout(_CLOSE_TIMEOUT_S):  # it ends its sessions on the server
+                await client.close()
 
     # Transactions --------------------------------------------------------------------------------
 
@@ -230,10 +233,11 @@ class MongoConnection:
         except Exception as error:
             raise translate(error, self.where) from error
 
-    async def outside(self, call: Awaitable[R]) -> R:
-        """Awaits a call outside of a transaction, and translates its errors."""
+    async def outside(self, call: Awaitable[R], *, timed: bool = True) -> R:
+        """Awaits a call outside of a transaction, and translates its errors. `timed` limits its time."""
         try:
-            return await call
+            with pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
+                return await call
         except Exception as error:
             raise translate(error, self.where) from error
 

@@ -49,6 +49,10 @@ from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
 
+_SKIP_AFTER = 8
+"""Number of tries after which a claim leaves out the rows of the earlier tries. A process that was killed
+inside a transaction keeps its rows for a minute, until the server ends the transaction."""
+
 
 class MongoStore(TransactionalStore):
     """A `Backend` in one database of a MongoDB replica set or sharded cluster.
@@ -94,7 +98,8 @@ class MongoStore(TransactionalStore):
     async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Creates what is missing of the collections and indexes. Several processes may call it at once."""
         where = self._connection.where
-        return await self._connection.outside(schema.migrate(self._connection.database, where, create=create))
+        migrating = schema.migrate(self._connection.database, where, create=create)
+        return await self._connection.outside(migrating, timed=False)
 
     async def now_ms(self) -> int:
         return await self._connection.now_ms()
@@ -126,23 +131,25 @@ class MongoStore(TransactionalStore):
         if not chosen.due_times:
             return chosen.empty_batch()
         leased: list[Document] = []
-        repeats = False
+        tries = 0
+        contested: set[str] = set()
 
         async def lease(tx: MongoTransaction) -> ClaimBatch:
-            nonlocal chosen, repeats
-            if repeats:  # another worker has leased one of the rows meanwhile
-                chosen = await self._choose(request)
-            repeats = True
+            nonlocal chosen, tries
+            if tries:  # another worker has leased one of the rows meanwhile, or is about to
+                contested.update(chosen.due_times)
+                chosen = await self._choose(request, contested if tries >= _SKIP_AFTER else ())
+            tries += 1
             return await claim.claim(tx, chosen, request, leased)
 
         batch = await self._write(lease)
         self._leased_documents.keep(leased)
         return await self._end_claim(batch, chosen, request)
 
-    async def _choose(self, request: ClaimRequest) -> ClaimPlan:
+    async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
         return await self._connection.look_now(
             lambda db: claim.read_queues(db, request),
-            lambda tx, found: claim.plan(tx, request, self._turns, found),
+            lambda tx, found: claim.plan(tx, request, self._turns, found, skipped),
         )
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
