@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta, timezone
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from simulation.invariants import InvariantChecker
 from simulation.plan import TYPES, SimulationPlan, random_policy
 from simulation.poison import POISON
 from simulation.process import SimProcess
+from simulation.spool_file import SpoolFile
 
 _ADDRESS_COUNT = 40
 
@@ -59,11 +60,17 @@ class SimulatedCallers:
     """
 
     def __init__(
-        self, plan: SimulationPlan, watch: InvariantChecker, some_process: Callable[[], SimProcess | None]
+        self,
+        plan: SimulationPlan,
+        watch: InvariantChecker,
+        some_process: Callable[[], SimProcess | None],
+        spool: SpoolFile | None,
     ) -> None:
         self._plan = plan
         self._watch = watch
         self._some_process = some_process
+        self._spool = spool
+        self._spool_chance = Random(f"{plan.seed}/spooled requests")
         self._rng = Random(f"{plan.seed}/callers")
         self._odd_chance = Random(f"{plan.seed}/odd requests")
         self._keyed: list[tuple[str, SendRequest]] = []
@@ -90,10 +97,17 @@ class SimulatedCallers:
             await asyncio.wait(asking)
 
     async def _send_request(self, tenant: str, request: SendRequest) -> None:
+        if_unavailable: Literal["raise", "spool"] = "raise"
+        if self._spool is not None and _can_be_spooled(request):
+            if_unavailable = "spool"
+            if self._plan.poison and self._spool_chance.random() < 0.3:
+                request = replace(request, type=POISON)
         for _ in range(_MAX_TRIES):
             process = self._some_process()
             if process is not None:
-                work = process.engine.of(tenant).submit(request, earlier=_prior_attempts(request))
+                work = process.engine.of(tenant).submit(
+                    request, earlier=_prior_attempts(request), if_unavailable=if_unavailable
+                )
                 began_ms = self._watch.state.ms
                 task = process.run(work)
                 await asyncio.wait({task})
@@ -115,7 +129,9 @@ class SimulatedCallers:
                 self._watch.refused(tenant, key)
             elif error is None:
                 self._accepted.setdefault((tenant, key), request)
-        if error is None:
+        if error is None and self._spool is not None and task.result().status == "spooled":
+            self._spool.told(task.result().notification_ids, request.type)
+        elif error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):
             if error.notification_id:  # empty if the store was too late to store it in time
@@ -255,6 +271,11 @@ class SimulatedCallers:
         return f"k{self._rng.getrandbits(40):010x}"
 
 
+def _can_be_spooled(request: SendRequest) -> bool:
+    """Returns True if the ids of a spooled request are surely those under which it is stored later."""
+    return not (request.synchronous or request.idempotency_key or request.dedup_key)
+
+
 def _prior_attempts(request: SendRequest) -> PriorAttempts:
     """Returns the request's attempts in another system. Most requests have none.
 
@@ -279,6 +300,7 @@ class SimulatedOperator:
         self._operator_process = operator_process
         self._rng = Random(f"{plan.seed}/operator")
         self._by_hand = Random(f"{plan.seed}/operator/by hand")
+        self._splitting = Random(f"{plan.seed}/operator/splits")
         self._forced: set[str] = set()
         self.commands = 0
 
@@ -320,6 +342,8 @@ class SimulatedOperator:
         rng, tenant = self._rng, self._rng.choice(tuple(self._operator_process.fronts))
         engine = self._operator_process.fronts[tenant]
         self.commands += 1
+        if self._plan.splits and self._splitting.random() < 0.1:
+            await self._split()
         drawn = rng.random()
         if drawn < 0.1:
             await self._read(tenant)
@@ -383,6 +407,20 @@ class SimulatedOperator:
         engine = self._operator_process.fronts[self._plan.tenants[0]]
         self._forced.add(provider)
         await engine.force_breaker(provider, phase, who="op")
+
+    async def _split(self) -> None:
+        rng, engine = self._splitting, self._operator_process.fronts[self._plan.tenants[0]]
+        views = await engine.splits.list()
+        if not views:
+            return
+        view = rng.choice(views)
+        if view.override is not None and rng.random() < 0.5:
+            await engine.splits.reset(view.channel, who="op")
+            return
+        shares = dict.fromkeys(view.providers, 0) | {rng.choice(view.providers): rng.choice((1, 5))}
+        self._watch.state.note_override(view.channel)
+        lasting = timedelta(seconds=rng.randrange(1, 120))
+        await engine.splits.set(view.channel, shares, who="op", why="slow", lasting=lasting)
 
     async def _directory(self, tenant: str) -> None:
         rng, number = self._rng, self._rng.randrange(_ADDRESS_COUNT)

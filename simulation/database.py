@@ -31,7 +31,6 @@ from homing.stores.common.codec import (
 from homing.stores.common.row_columns import ROW_FIELDS
 from homing.stores.sqlite import reads, reference_data, workers
 from homing.stores.sqlite.accept import known_requests
-from homing.stores.sqlite.connection import connect_in_memory
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.stores.sqlite.statements import SqliteTransaction, json_row_without_seq
 
@@ -178,37 +177,30 @@ class StatementFault(Struct):
 
 
 class _FaultyCursor(sqlite3.Cursor):
-    """Raises the connection's fault when its statement has come."""
+    """Raises a fault when its statement has come."""
 
-    connection: _FaultyConnection
+    fault: StatementFault | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
-        fault = self.connection.fault
+        fault = self.fault
         if fault is not None and sql != "ROLLBACK":
             fault.statement -= 1
             if fault.statement == 0 or (fault.statement < 0 and sql == "COMMIT"):
-                self.connection.fault = None
+                self.fault = None
                 if fault.full and self.connection.in_transaction:
                     super().execute("ROLLBACK")  # SQLite does so itself
                 fault.raise_error()
         return super().execute(sql, parameters)
 
 
-class _FaultyConnection(sqlite3.Connection):
-    fault: StatementFault | None = None
-
-    def cursor(self, factory: Any = _FaultyCursor) -> Any:
-        return super().cursor(factory)
-
-
 class SimulatedDatabase(MemoryDatabase):
     """The one database of a run, and what the checkers read from it."""
 
-    connection: _FaultyConnection
-
     def __init__(self) -> None:
-        super().__init__(connect_in_memory(_FaultyConnection))
-        self._reader = self.connection.cursor(sqlite3.Cursor)
+        super().__init__()
+        self._reader = self.connection.cursor()
+        self._healthy_cursor = self._cursor
+        self._faulty_cursor = self.connection.cursor(_FaultyCursor)
         self.commits = 0
         """Number of transactions that were committed."""
         self._changes_seen = 0
@@ -224,11 +216,12 @@ class SimulatedDatabase(MemoryDatabase):
 
     def set_fault(self, fault: StatementFault) -> None:
         """Arms a fault, which strikes the next call once."""
-        self.connection.fault = fault
+        self._faulty_cursor.fault = fault
+        self._cursor = self._faulty_cursor
 
     def clear_fault(self) -> None:
         """Disarms a fault that has not struck."""
-        self.connection.fault = None
+        self._cursor = self._healthy_cursor
 
     @property
     def in_transaction(self) -> bool:

@@ -27,8 +27,8 @@ class StoreSnapshot:
         self._database = sqlite3.connect(":memory:")
         watch.database.connection.backup(self._database)
         self._commits = watch.database.commits
-        self._shadows = deepcopy(state.shadows)
-        self._removed = deepcopy(watch.rows.removed)
+        self._shadows = {id: shadow.copied() for id, shadow in state.shadows.items()}
+        self._removed = {id: shadow.copied() for id, shadow in watch.rows.removed.items()}
         self._known = [deepcopy(getattr(owner, name)) for owner, name in _mirrors(watch)]
 
     def restore(self) -> None:

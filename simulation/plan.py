@@ -166,11 +166,15 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     bridge: BridgePlan | None = None
     poison: bool = False
     """True if there are items that the store, a sink or intake refuses for good."""
+    spools: bool = False
+    """True if callers let some requests wait in a file while the store is unavailable."""
     dead_sink: bool = False
     """True if there is a sink that no process has, so that its events wait for ever."""
     by_hand: bool = False
     """True if the operator also moves notifications to the dead letters, and the process without a worker
     processes only one tenant or chosen notifications now and then."""
+    splits: bool = False
+    """True if the operator overrides the split of channels now and then, for a time or until it is reset."""
     lacking: frozenset[str] = frozenset()
     """Providers that the second process does not have, as in a rolling deploy."""
     hosts: int = 3
@@ -228,8 +232,10 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         is_notified=Random(f"{seed}/notified").random() >= 0.2,
         bridge=_bridge_plan(Random(f"{seed}/bridge"), requests),
         poison=Random(f"{seed}/poison").random() < 0.15,
+        spools=Random(f"{seed}/spools").random() < 0.15,
         dead_sink=Random(f"{seed}/dead sink").random() < 0.15,
         by_hand=Random(f"{seed}/by hand").random() < 0.3,
+        splits=Random(f"{seed}/splits").random() < 0.3,
         lacking=_lacking_providers(Random(f"{seed}/lacking"), channels),
     )
     if plan.processes + plan.cron < 2:
@@ -249,14 +255,14 @@ def _lacking_providers(rng: Random, channels: tuple[Channel, ...]) -> frozenset[
 
 
 def plain_plan(seed: int, requests: int = 200) -> SimulationPlan:
-    """Returns the plan for a seed, without timer, bridge, poison, dead sink and what is done by hand."""
-    plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False)
-    return replace(plan, dead_sink=False, by_hand=False)
+    """Returns the plan for a seed, without timer, bridge, poison, spool, dead sink, splits and operators."""
+    plan = replace(build_plan(seed, requests), timer=None, bridge=None, poison=False, spools=False)
+    return replace(plan, dead_sink=False, by_hand=False, splits=False)
 
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
-    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS, by_hand=False)
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS, by_hand=False, splits=False)
 
 
 def build_crowded_plan(seed: int, requests: int = 200) -> SimulationPlan:
@@ -331,7 +337,7 @@ def random_policy(rng: Random) -> PolicyPatch:
         failover_wait=rng.choice((FailoverWait.NONE, FailoverWait.NONE, FailoverWait.BACKOFF)),
         timeout_ms=timeout_ms,
         on_timeout=rng.choices(tuple(OnTimeout), (6, 2, 2))[0],
-        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        max_age_ms=rng.choice((90_000, 5 * _MINUTE_MS, 10 * _MINUTE_MS)),
         bounce_failover=rng.choice(tuple(BounceFailover)),
     )
 
@@ -385,8 +391,8 @@ def _with_lost_commits(plan: SimulationPlan, rng: Random) -> SimulationPlan:
 def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> SimulationPlan:
     """Returns the plan with a store that loses its last commits now and then, and goes on.
 
-    There are no jumps of the clock then, and no brokers, timers and inboxes, because their messages are gone
-    once they were acknowledged.
+    There are no jumps of the clock then, and no brokers, timers, inboxes and spools, because their messages
+    are gone once they were acknowledged.
     """
     fault_plan = replace(
         plan.fault_plan,
@@ -396,7 +402,8 @@ def losing_commits(plan: SimulationPlan, every_ms: int, *, noticed: bool) -> Sim
         long_jump_every_ms=0,
         restart_jump_ms=0,
     )
-    return replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False, dead_sink=False)
+    plan = replace(plan, fault_plan=fault_plan, timer=None, bridge=None, poison=False, spools=False)
+    return replace(plan, dead_sink=False)
 
 
 def _misbehave(rng: Random) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ class SimProcess:
         timer_server: SimulatedTimerServer | None = None,
         broker: SimulatedBroker | None = None,
         inbox: ScriptedInbox | None = None,
+        spool: Path | None = None,
         fronts: Sequence[str] = (),
         cron: bool = False,
     ) -> None:
@@ -86,6 +88,7 @@ class SimProcess:
         self._on_death = on_death
         self._timer_server = timer_server
         self._broker = broker
+        self._spool = spool
         self.sinks = SINKS if Random(f"{state.plan.seed}/{name}/sinks").random() < 0.5 else SINKS[:1]
         """Names of the sinks of this process. They differ between processes, as in a rolling deploy."""
         way = Random(f"{state.plan.seed}/{name}/way")
@@ -240,6 +243,7 @@ class SimProcess:
             slots=plan.slots,
             paces=plan.paces,
             quiet_hours=plan.quiet_hours,
+            spool=self._spool,
             upkeep=UpkeepSettings(
                 retention=plan.retention,
                 purge_every_ms=20_000,

@@ -37,6 +37,7 @@ from simulation.poison import INBOX_TENANT, POISONED_EVENTS, ScriptedInbox, refu
 from simulation.process import SINK_LAG_MS, SINKS, SimProcess
 from simulation.shadow_state import SimulationState, Violation
 from simulation.simulated_providers import SimulatedProvider
+from simulation.spool_file import SpoolFile, run_inline
 from simulation.timer_server import SimulatedTimerServer
 from simulation.trace import Trace
 
@@ -133,6 +134,9 @@ class SimulationRun:
                 plan.bridge, self.state, self.watch.answers, Random(f"{plan.seed}/broker")
             )
         self._inbox: ScriptedInbox | None = None
+        self._spool: SpoolFile | None = None
+        if plan.spools:
+            self._spool = SpoolFile(self.state)
         if plan.poison:
             refuse_poison(self.database)
             self._inbox = ScriptedInbox(plan, self.state)
@@ -152,7 +156,7 @@ class SimulationRun:
         self._over = False
         fronts = (*plan.tenants, INBOX_TENANT) if plan.poison else plan.tenants
         self._operator_process = self._process(OPERATOR_PROCESS, fronts=fronts)
-        self._callers = SimulatedCallers(plan, self.watch, self._some_process)
+        self._callers = SimulatedCallers(plan, self.watch, self._some_process, self._spool)
         self._operator = SimulatedOperator(plan, self.watch, self._operator_process)
         self._context = copy_context()
         self._reports: set[asyncio.Task[None]] = set()
@@ -174,8 +178,12 @@ class SimulationRun:
                 self._broker.finish()
             if self._inbox is not None:
                 self._inbox.finish(self.database, list(self.watch.rows.removed))
+            if self._spool is not None:
+                self._spool.finish(self.database, self.watch.rows.removed)
         finally:
             script.cancel()
+            if self._spool is not None:
+                self._spool.close()
         return self._result()
 
     async def _script(self) -> None:
@@ -218,6 +226,8 @@ class SimulationRun:
             return
         if self._inbox is not None and self._inbox.waiting:
             self.state.violate("22", f"{self._inbox.waiting} entries still wait in the inbox")
+        if self._spool is not None and self._spool.waiting:
+            self.state.violate("22", f"{self._spool.waiting} requests still wait in the spool")
         if self._broker is not None and self._broker.waiting:
             self.state.violate("22", f"{self._broker.waiting} messages still wait at the broker")
         recent = f"at > {self.state.now - _PUBLISHED_MS}"
@@ -276,6 +286,8 @@ class SimulationRun:
         if self._broker is not None and self._broker.waiting:
             return True
         if self._inbox is not None and self._inbox.waiting:
+            return True
+        if self._spool is not None and self._spool.waiting:
             return True
         if self._is_dead_sink_unreported():
             return True
@@ -359,6 +371,7 @@ class SimulationRun:
             timer_server=self._timer_server,
             broker=self._broker,
             inbox=self._inbox,
+            spool=None if fronts or self._spool is None else self._spool.path,
             fronts=fronts,
             cron=cron,
         )
@@ -482,7 +495,10 @@ def run_simulation(plan: SimulationPlan, trace: Trace | None = None) -> Simulati
     log.setLevel(logging.DEBUG)
     log.propagate = False
     try:
-        with patch.object(outbox_relay, "_POLL_MS", _RELAY_POLL_MS):
+        with (
+            patch.object(outbox_relay, "_POLL_MS", _RELAY_POLL_MS),
+            patch.object(VirtualLoop, "run_in_executor", run_inline),
+        ):
             return run_virtual(main)
     finally:
         log.setLevel(before)

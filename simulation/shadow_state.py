@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from homing.core.ids import id_time_ms
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
@@ -211,6 +213,14 @@ class ShadowState(Struct, kw_only=True):
     of attempts that the store does not know, so only the rules of the store itself are checked, and
     invariant 26."""
 
+    def copied(self) -> ShadowState:
+        """Returns a copy that shares nothing with this state that can change."""
+        copy = replace(self)
+        for name in _CONTAINERS:
+            setattr(copy, name, getattr(self, name).copy())
+        copy.calls = {number: replace(call) for number, call in self.calls.items()}
+        return copy
+
     @property
     def is_taken(self) -> bool:
         """Returns True if a provider has or may have taken a message, and has not reported its failure."""
@@ -235,6 +245,14 @@ class ShadowState(Struct, kw_only=True):
     def keys(self) -> MatchKeys:
         """Returns the keys that select the notification's policy."""
         return MatchKeys(self.tenant, self.type, self.origin, self.channel, self.priority)
+
+
+_CONTAINERS = tuple(
+    name
+    for name in ShadowState.__struct_fields__
+    if ShadowState.__annotations__[name].startswith(("set[", "dict[", "list["))
+)
+"""Fields with containers that can change. Their items cannot, apart from `calls`."""
 
 
 class SimulationState:
@@ -270,6 +288,8 @@ class SimulationState:
         """Notification id → number of leases for an attempt, including those that the store has lost."""
         self.sends: Counter[str] = Counter()
         """Notification id → number of calls of providers."""
+        self._overridden_from: dict[Channel, int] = {}
+        """Channel → time of the store when its split was first overridden."""
 
     @property
     def now(self) -> int:
@@ -284,6 +304,19 @@ class SimulationState:
     def has_provider(self, process: str, provider: str) -> bool:
         """Returns True unless this process runs without the provider."""
         return process != LACKING_PROCESS or provider not in self.plan.lacking
+
+    def note_override(self, channel: Channel) -> None:
+        """Notes that the split of a channel is about to be overridden."""
+        self._overridden_from[channel] = min(self.now, self._overridden_from.get(channel, self.now))
+
+    def may_be_overridden(self, channel: Channel, id: str) -> bool:
+        """Returns True if an override of the split may decide where this notification starts.
+
+        That is never so for one that was accepted before the first override. For a later one it depends on
+        what the accepting process had read.
+        """
+        since = self._overridden_from.get(channel)
+        return since is not None and (self.jumps > 0 or id_time_ms(id) >= since)
 
     def jumped_since(self, jumps: int) -> bool:
         """Returns True if the clock has jumped since the number of jumps was `jumps`.

@@ -71,6 +71,7 @@ SCOPE = (
 RECORDED = {
     "unit": ["tests/unit/core", "tests/unit/engine", "tests/unit/stores"],
     "component": ["tests/component/engine", "tests/component/rehearsal", "tests/component/test_library.py"],
+    "surfaces": ["tests/component/api", "tests/component/dashboard", "tests/component/rendering"],
     "conformance": [
         "tests/conformance/test_sqlite.py",
         "tests/conformance/test_sqlite_in_memory.py",

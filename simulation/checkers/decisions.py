@@ -217,6 +217,8 @@ class PolicyChecker:
 
     def _check_first(self, process: str, row: Row) -> None:
         """Checks the first provider: the first of the route, or one with a share if the route is split."""
+        if self._state.may_be_overridden(row.channel, row.id):
+            return
         route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
         weights = {c.id: c.weight if len(route) > 1 else None for c in self._state.plan.providers}
         weights, first = {one: weights[one] for one in route}, route[0]
@@ -426,7 +428,8 @@ class PolicyChecker:
         low, high = max(shortest, waits_for), max(longest, held_ms)
         if not low <= settlement.delay_ms <= high:
             return ("8", f"a new round at {to} is due in {settlement.delay_ms} ms, not within {low}–{high}")
-        for one in () if shadow.pinned else route:
+        unsure = shadow.pinned or self._state.may_be_overridden(shadow.channel, shadow.id)
+        for one in () if unsure else route:
             if one == to:
                 break
             refused = one in (settlement.spent or ())
@@ -533,7 +536,7 @@ class PolicyChecker:
             return ("9", f"moved with {spent} spent after {shadow.spent}")
         route = self._own_route(process, shadow)
         before = [one for one in self._surely_free(process, shadow) if route.index(one) < route.index(to)]
-        if before:
+        if before and not self._state.may_be_overridden(shadow.channel, shadow.id):
             return ("9", f"moved to {to}, although {before[0]} comes before it")
         uncounts = _uncounts(shadow, settlement)
         if settlement.moves != shadow.moves + settlement.free_move + uncounts:

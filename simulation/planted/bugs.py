@@ -211,6 +211,12 @@ def split(seed: int) -> SimulationPlan:
     )
 
 
+def overridden(seed: int) -> SimulationPlan:
+    """Returns a plan with failures at providers, in which the operator often overrides splits."""
+    plan = replace(plain_plan(seed, REQUESTS), splits=True)
+    return replace(plan, fault_plan=replace(NO_FAULTS, trouble=0.7, operator_every_ms=1_500))
+
+
 def paced(seed: int) -> SimulationPlan:
     """Returns a plan with rate limits per recipient and tenant, and with quiet hours."""
     plan = replace(

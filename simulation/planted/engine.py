@@ -235,6 +235,17 @@ def weight_ignored(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "an override of the split moves notifications that were accepted before it",
+    "9",
+    on=(provider_roster, "split_at"),
+    plan=bugs.overridden,
+    seed=1_003,
+)
+def override_of_all(real: Any) -> Any:
+    return lambda overrides, at: real(overrides, overrides[0].since)
+
+
+@BUGS.plant(
     "attempts in another system cause no delay", "8", on=(requests, "delay_ms"), plan=bugs.quiet, seed=1_003
 )
 def taken_over_at_once(real: Any) -> Any:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from homing.core.errors import StoreRejected, StoreUnavailable
 from homing.core.ports.stores import InboxAcceptance
 from homing.engine.delivery import settler
-from homing.engine.intake import accept, bridges, sql_inbox
+from homing.engine.intake import accept, bridges, spool, sql_inbox
 from homing.engine.upkeep import outbox_relay
 from homing.stores.sqlite.store import SqliteStore
 from simulation.plan import NO_FAULTS, BridgePlan, SimulationPlan, plain_plan
@@ -27,6 +27,12 @@ def poisoned(seed: int) -> SimulationPlan:
         poison=True,
         processes=2,
     )
+
+
+def spooled(seed: int) -> SimulationPlan:
+    """Returns a plan with poison in the spool, because the store is often unavailable."""
+    plan = replace(poisoned(seed), spools=True, bridge=None)
+    return replace(plan, fault_plan=replace(NO_FAULTS, error_per_call=0.2, away_every_ms=15_000))
 
 
 @BUGS.plant(
@@ -132,6 +138,46 @@ def deep_request_stops_the_inbox(real: Any) -> Any:
         return found
 
     return accepted
+
+
+@BUGS.plant(
+    "a refused request blocks the spool",
+    "14",
+    "22",
+    on=(spool, "write_isolated"),
+    plan=spooled,
+)
+def spool_is_blocked(real: Any) -> Any:
+    return _all_or_nothing
+
+
+@BUGS.plant(
+    "a refused request of the spool is dropped",
+    "2",
+    on=(spool.Spool, "_bury"),
+    plan=spooled,
+)
+def spooled_request_is_dropped(real: Any) -> Any:
+    async def bury(self: Any, store: Any, submission: Any, error: Any) -> None:
+        """Does nothing."""
+
+    return bury
+
+
+@BUGS.plant(
+    "the spool is emptied before its requests are stored",
+    "2",
+    on=(spool.Spool, "_move_to_store"),
+    plan=spooled,
+)
+def spool_emptied_too_early(real: Any) -> Any:
+    async def move(self: Any, store: Any) -> int:
+        lines = self._lines()
+        self._remove_lines(len(lines))
+        await self._accept(store, [self._decoded(line) for line in lines])
+        return len(lines)
+
+    return move
 
 
 @BUGS.plant(

@@ -42,7 +42,9 @@ from support.retry_messages import read_retry, write_retry
 from support.retry_scheduler import RetryScheduler
 
 PATIENCE_S = 150.0
+_END_S = 600.0
 BASE_MS, JITTER_MS = 2_000, 1_000
+"""The default delay of the first retry, and the most that is added to it."""
 RETRY, ORDERS, REVIEW = "retry.scheduled", "orders", "manual-review.pending"
 FULL = "full"
 QUARANTINE = f"{RETRY}.quarantine"
@@ -87,9 +89,20 @@ class Report(Struct, kw_only=True):
 class Scheduler:
     """Two servers, some processes, a publisher of failed messages and a consumer of what comes back."""
 
-    def __init__(self, folder: Path, *, processes: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        processes: int = 1,
+        seed: int = 0,
+        base_ms: int = BASE_MS,
+        broker: PrivateRabbitMQ | None = None,
+    ) -> None:
+        """Without a running `broker`, one is started."""
         self._folder = folder
         self._size = processes
+        self._base_ms = base_ms
+        self._given = broker
         self._random = random.Random(seed)
         self.report = Report()
         self.processes: list[RetryScheduler] = []
@@ -106,10 +119,14 @@ class Scheduler:
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             self.postgres = stack.enter_context(PrivatePostgres())
-            self.broker = stack.enter_context(PrivateRabbitMQ())
+            self.broker = self._given or stack.enter_context(PrivateRabbitMQ(PATIENCE_S))
             async with rabbit_queues(self.broker.url) as queues:
                 await queues.declare(RETRY, QUARANTINE, ORDERS, REVIEW, survive_kill=True)
-            env = {"RABBITMQ_URL": self.broker.url, "DATABASE_URL": self.postgres.url}
+            env = {
+                "RABBITMQ_URL": self.broker.url,
+                "DATABASE_URL": self.postgres.url,
+                "BASE_DELAY_MS": str(self._base_ms),
+            }
             for number in range(self._size):
                 made = await asyncio.to_thread(RetryScheduler, self._folder, env, number=number + 1)
                 self.processes.append(stack.enter_context(made))
@@ -127,6 +144,10 @@ class Scheduler:
                 for task in self._consuming:
                     task.cancel()
                 await asyncio.gather(*self._consuming, return_exceptions=True)
+                if self._given is not None:
+                    await asyncio.gather(*(asyncio.to_thread(one.kill) for one in self.processes))
+                    async with rabbit_queues(self.broker.url) as queues:
+                        await queues.delete(RETRY, QUARANTINE, ORDERS, REVIEW, FULL)
 
     # What goes in and what comes out ---------------------------------------------------------------
 
@@ -145,10 +166,10 @@ class Scheduler:
     async def _publish_one(self, queue: str) -> None:
         id = f"m{len(self.due_ms)}"
         now_ms = time.time_ns() // 1_000_000
-        # Every other message names its time. The others are due after 2 s and up to 1 s.
+        # Every other message names its time. The others are due after the base delay and up to 1 s.
         exact = len(self.due_ms) % 2 == 0
-        self.due_ms[id] = now_ms + BASE_MS
-        self.latest_ms[id] = now_ms + BASE_MS + (0 if exact else JITTER_MS)
+        self.due_ms[id] = now_ms + self._base_ms
+        self.latest_ms[id] = self.due_ms[id] + (0 if exact else JITTER_MS)
         body = write_retry(
             message_id=id,
             original_payload=id.encode() * 20,
@@ -252,7 +273,7 @@ class Scheduler:
         async with rabbit_queues(self.broker.url) as queues:
             await queues.declare(FULL, survive_kill=True, x_max_length=1, x_overflow="reject-publish")
             await self.publish(10, 1, FULL)
-            await asyncio.sleep(4)
+            await asyncio.sleep(2 * (self._base_ms / 1000))
         self._consuming.append(asyncio.create_task(self._consume(FULL, self._note_return)))
 
     async def _all_stored(self) -> bool:
@@ -363,12 +384,17 @@ class Plan(Struct, frozen=True, kw_only=True):
     freezes: int = 2
     replacements: int = 3
     rate: float = 20.0
+    base_ms: int = BASE_MS
+    limit_s: float = 3_000.0
+    """Time after which no further fault begins. The report says how many there were."""
 
 
-async def run_faults(folder: Path, plan: Plan, seed: int = 1, *, progress: bool = False) -> Report:
+async def run_faults(
+    folder: Path, plan: Plan, seed: int = 1, *, broker: PrivateRabbitMQ | None = None, progress: bool = False
+) -> Report:
     """Publishes steadily while faults happen one after another, in a random order."""
     began = time.monotonic()
-    run = Scheduler(folder, processes=2, seed=seed)
+    run = Scheduler(folder, processes=2, seed=seed, base_ms=plan.base_ms, broker=broker)
     faults: list[tuple[str, Callable[[], Any]]] = [
         *[("broker restarts", run.restart_broker)] * plan.restarts,
         *[("kills", run.kill_process)] * plan.kills,
@@ -382,6 +408,8 @@ async def run_faults(folder: Path, plan: Plan, seed: int = 1, *, progress: bool 
     ]
     async with run.running():
         for place, (name, cause) in enumerate(faults):
+            if time.monotonic() - began > plan.limit_s:
+                break
             publishing = asyncio.create_task(run.publish(plan.rate, 1.0))
             await asyncio.sleep(0.3)
             await cause()
@@ -407,18 +435,18 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=100)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="order of the faults, and which process they hit")
-    parser.add_argument("--limit-s", type=float, default=3_000, help="the run fails after this time")
+    parser.add_argument("--limit-s", type=float, default=3_000, help="faults: none begins after this time")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="homing-rabbitmq-run-") as folder:
         if arguments.part == "faults":
-            plan = Plan(restarts=arguments.restarts, kills=arguments.kills)
+            plan = Plan(restarts=arguments.restarts, kills=arguments.kills, limit_s=arguments.limit_s)
             made = run_faults(Path(folder), plan, arguments.seed, progress=True)
         elif arguments.part == "restart":
             made = run_load(Path(folder), ((50, 60),), restart_after_s=20)
         else:
             made = run_load(Path(folder), ((50, 60), (200, 15)))
         logging.disable()  # the library logs every broken connection
-        report = asyncio.run(asyncio.wait_for(made, arguments.limit_s))
+        report = asyncio.run(asyncio.wait_for(made, arguments.limit_s + _END_S))
     print(f"\nseed {arguments.seed}")
     for name, value in asdict(report).items():
         print(f"{name}: {value}")

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from homing import Homing
+from homing.core.content.templates import Template, TemplateParts
+from homing.core.notifications import Channel
 from support.browser_pages import FilledSite, OpenContext, sign_in
-from support.dashboard_site import HOSTILE, SCREENS
+from support.dashboard_site import HOSTILE, SCREENS, DashboardSite
 
 pytest_plugins = ["support.browser_pages"]
 
@@ -73,9 +76,32 @@ def test_every_screen_is_readable_without_scripts(filled: FilledSite, open_conte
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
+def plant_hostile_reference_data(site: DashboardSite) -> None:
+    """Stores a recipient, a suppression and a template that contain hostile text."""
+
+    async def store(homing: Homing) -> None:
+        device = {"token": f"token{HOSTILE}", "platform": HOSTILE[:40], "active": True}
+        await homing.recipients.put({"id": "hostile-1", "devices": [device]}, who="test")
+        await homing.recipients.suppress("email", "hostile@example.org", why=HOSTILE, who=HOSTILE)
+        text = HOSTILE.replace("{{7*7}}", "")
+        parts = {Channel.EMAIL: TemplateParts(subject=text, text=text, html=f"<p>{text}</p>")}
+        await homing.templates.put(Template(key="hostile", locales={"en-US": parts}), who=HOSTILE)
+
+    site.on_loop(store)
+
+
 def test_hostile_text_stays_text(filled: FilledSite, page: Page) -> None:
+    plant_hostile_reference_data(filled.site)
     sign_in(page, filled.site)
+    page.goto(f"{filled.site.url}/ui/recipients?id=hostile-1")
+    assert HOSTILE in page.locator("main").inner_text()
     for path in (
+        "recipients",
+        "recipients?id=hostile-1",
+        "templates/hostile",
+        "batches",
+        "audit",
+        "providers",
         f"notifications/{filled.ids['hostile']}",
         "dead-letters",
         "now",
@@ -113,6 +139,34 @@ def test_the_inbox_shows_what_the_console_would_have_sent(filled: FilledSite, pa
     page.locator("#inbox li a").first.click()
     expect(page.locator(".card h2")).to_contain_text("Your order")
     expect(page.locator("main")).to_contain_text("https://example.org/hook")
+
+
+def test_a_message_is_read_as_text_and_html_and_at_the_width_of_a_phone(
+    filled: FilledSite, open_context: OpenContext
+) -> None:
+    context = open_context()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    sign_in(page, filled.site)
+    page.goto(f"{filled.site.url}/ui/notifications/{filled.ids['sent']}")
+    expect(page.locator(".env.purple")).to_have_text("testing")
+    frame = page.locator("#message")
+    expect(page.frame_locator("#message").locator("b")).to_have_text("on its way")
+    page.get_by_role("button", name="Phone").click()
+    assert frame.evaluate("element => element.offsetWidth") <= 390
+    expect(page.locator("main")).to_contain_text("It is on its way.")
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith('curl -H "Authorization: Bearer $KEY" ')
+    assert copied.endswith(f"/api/v1/notifications/{filled.ids['sent']}")
+    page.get_by_role("button", name="Copy as CLI command").click()
+    expect(page.get_by_role("button", name="Copied")).to_have_count(2)
+    assert page.evaluate("navigator.clipboard.readText()") == f"homing explain {filled.ids['sent']}"
+    page.get_by_text("As JSON, redacted…").click()
+    expect(page.locator("#request")).to_contain_text('"subject": "Your order"')
+    expect(page.locator("#request")).not_to_contain_text("reader0@example.org")
+    expect(page.locator("#answers")).to_contain_text('"providerMessageId": "pigeon-1"')
 
 
 def test_filters_are_part_of_the_address(filled: FilledSite, page: Page) -> None:

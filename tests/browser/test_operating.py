@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from support.browser_pages import TOML, OpenContext, sign_in
 from support.dashboard_site import DashboardSite
+from support.tcp_proxy import TcpProxy
 
 pytest_plugins = ["support.browser_pages"]
 
@@ -238,3 +239,67 @@ def test_a_batch_is_found_with_its_counts_and_notifications(site: DashboardSite,
     page.get_by_label("Batch id").fill(id)
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page).to_have_url(f"{site.url}/ui/batches/{id}")
+
+
+def test_a_stream_that_is_cut_is_shown_as_lost_and_resumed(
+    site: DashboardSite, open_context: OpenContext
+) -> None:
+    page = open_context(strict=False).new_page()  # the browser reports the lost connection
+    with TcpProxy(site.port) as proxy:
+        base = f"http://127.0.0.1:{proxy.port}"
+        page.goto(site.link().replace(site.url, base))
+        page.wait_for_url("**/ui/now")
+        page.goto(f"{base}/ui/tail")
+        expect(page.locator("#stream")).to_have_text("live")
+        proxy.cut()
+        expect(page.locator("#stream")).to_have_text("connection lost, trying again")
+        site.send("meanwhile@example.org")
+        proxy.resume()
+        expect(page.locator("#stream")).to_have_text("live")
+        expect(page.locator("#tail")).to_contain_text("meanwhile@example.org")
+        page.goto("about:blank")
+
+
+def test_the_keyboard_alone_acknowledges_a_dead_letter(site: DashboardSite, page: Page) -> None:
+    (dead,) = kill_mail(site, 1)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{dead}")
+    for _ in range(60):  # the number of links before it
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Acknowledge…":
+            break
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("the address is wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notice")).to_have_text("Acknowledged.")
+    expect(page.locator("#history")).to_contain_text("the address is wrong")
+
+
+def open_acknowledgement(page: Page, site: DashboardSite, id: str) -> None:
+    """Signs in, opens a notification, and fills in the form that acknowledges it."""
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{id}")
+    page.get_by_text("Acknowledge…").click()
+    page.locator("details[open]").get_by_label("Reason").fill("seen")
+
+
+def test_actions_work_without_scripts(site: DashboardSite, open_context: OpenContext) -> None:
+    (dead,) = kill_mail(site, 1)
+    page = open_context(java_script_enabled=False).new_page()
+    open_acknowledgement(page, site, dead)
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.locator(".notice")).to_have_text("Acknowledged.")
+
+
+def test_an_action_after_the_end_of_the_session_is_refused_with_a_reason(
+    site: DashboardSite, open_context: OpenContext
+) -> None:
+    (dead,) = kill_mail(site, 1)
+    page = open_context(strict=False).new_page()
+    open_acknowledgement(page, site, dead)
+    (cookie,) = page.context.cookies()
+    site.on_loop(lambda homing: homing.web_sessions.end(cookie["value"]))
+    page.get_by_role("button", name="Acknowledge").click()
+    expect(page.locator("h1")).to_have_text("Your session has ended")
+    assert site.on_loop(lambda homing: homing.get(dead)).acknowledged_at is None

@@ -18,12 +18,14 @@ from msgspec import json
 
 from homing.core.errors import StoreError
 from homing.core.ports.stores import Backend
-from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite import SqliteStore, amend
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.testing.builders import a_notification, a_submission
 from homing.testing.manual_clock import START_MS, ManualClock
 from homing.testing.store_suite import StoreSuite
 from homing.testing.store_suite.random_walk import RandomWalker
+from support.command_pages import check_command_pages
+from support.exact_retention import check_retention
 
 R = TypeVar("R")
 
@@ -134,3 +136,18 @@ async def _walk() -> bytes:
 
 if __name__ == "__main__":
     sys.stdout.buffer.write(asyncio.run(_walk()))
+
+
+async def test_old_data_is_removed_in_the_millisecond_in_which_it_has_its_age() -> None:
+    clock = ManualClock()
+
+    async def set_clock(now: int) -> None:
+        clock.advance(now - clock.now_ms())
+
+    store = SqliteStore(MemoryDatabase(), clock=clock.now_ms)
+    await check_retention(store, set_clock, clock.now_ms())
+
+
+async def test_a_command_for_a_filter_reaches_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amend, "_PAGE_ROWS", 2)
+    await check_command_pages(SqliteStore(MemoryDatabase()))

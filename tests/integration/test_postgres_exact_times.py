@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import a_claim_request, a_notification, a_submission
+from support.exact_retention import check_retention
 
 _STANDING = """
 CREATE TABLE homing.standing_clock (now_ms bigint NOT NULL);
@@ -101,3 +102,9 @@ async def test_a_row_is_overdue_in_the_millisecond_in_which_it_expires(
     await clock.set(expires_at)
     [claim] = (await still.reclaim("w", 10, 40_000)).claims
     assert (claim.id, claim.overdue) == (new.id, True)
+
+
+async def test_old_data_is_removed_in_the_millisecond_in_which_it_has_its_age(
+    still: PostgresStore, clock: StandingClock
+) -> None:
+    await check_retention(still, clock.set, clock.now)

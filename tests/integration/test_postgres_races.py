@@ -15,7 +15,7 @@ from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Status
 from homing.core.ports.stores import Entry
-from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres import PostgresStore, amend, leases
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.due_watermark import SweepPace
@@ -29,6 +29,7 @@ from homing.testing.builders import (
     a_submission,
     sent,
 )
+from support.command_pages import check_command_pages
 
 Admin: TypeAlias = "asyncpg.Connection[Any]"
 _WAITING = """
@@ -351,3 +352,10 @@ async def test_concurrent_claims_after_a_quiet_time_take_each_row_once(postgres_
     finally:
         for store in stores:
             await store.close()
+
+
+async def test_a_command_for_a_filter_reaches_all_pages(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amend, "_PAGE_ROWS", 2)
+    await check_command_pages(store)

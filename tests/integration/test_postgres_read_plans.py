@@ -34,7 +34,8 @@ FROM generate_series(1, {ROWS}) AS n;
 INSERT INTO homing.messages (seq, id, created_at, tenant, batch_id, channel, mode, type, category, priority,
   origin, address, message)
 SELECT seq, hex::uuid, at, tenant, 'b-' || seq / 20, 'email', 'standard', 'order', 'general', 'medium',
-  'test', 'ada@example.org', '{{"recipient":{{}},"content":{{"body":"' || repeat('x', 200) || '"}}}}'
+  'test', 'ada@example.org', '{{"recipient":{{}},"content":{{"body":"' || repeat('x', 200)
+    || '"}},"metadata":{{"order":"' || seq || '"}}}}'
 FROM made;
 INSERT INTO homing.live (seq, updated_at, aged_from, max_age_ms, queue, tenant, status, provider, due_at,
   deadline_at, last_attempt_at)
@@ -93,6 +94,11 @@ CALLS: dict[str, Callable[[Backend], Awaitable[Any]]] = {
     "list, sending: none": listed(statuses=(Status.SENDING,)),
     "list, of a batch": listed(batch_id="b-4000"),
     "list, of a channel": listed(channel=Channel.EMAIL),
+    "list, by declared metadata": lambda store: store.list(
+        "default", Filter(metadata={"order": "1234"}), scan=10
+    ),
+    "retries, by last attempt": lambda store: store.retrying("default"),
+    "waiting, in groups": lambda store: store.waiting_groups("default", step_ms=60_000, limit=500),
     "waiting": lambda store: store.waiting("default"),
     "waiting, due": lambda store: store.waiting("default", ready=True),
     "due, by status": lambda store: store.count_due("default"),
@@ -153,6 +159,7 @@ async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.migrate()
     connection = await asyncpg.connect(postgres_url)
     await connection.execute(_FILL)
+    await store.index_metadata(("order",))
     await connection.execute(f"VACUUM ANALYZE {await connection.fetchval(_ALL_TABLES)}")
     await connection.close()
     yield store

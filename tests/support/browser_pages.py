@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ WATCH_VIOLATIONS = (
     "window.__violations = []; addEventListener('securitypolicyviolation', "
     "event => __violations.push(`${event.violatedDirective} ${event.blockedURI}`))"
 )
+
+IN_FRAME = re.compile(r"/message(\?[^']*)?('|$)")
+"""Addresses of rendered messages, at the end of a text or in quotes."""
 
 TOML = """
 [dashboard]
@@ -79,7 +83,7 @@ def open_context(browser: Browser) -> Iterator[OpenContext]:
     problems: list[str] = []
 
     def heard(said: ConsoleMessage) -> None:
-        in_frame = said.location.get("url", "").endswith("/message") or "/message'" in said.text
+        in_frame = any(map(IN_FRAME.search, (said.location.get("url", ""), said.text)))
         if said.type == "error" and not in_frame:  # the browser reports what it blocks in a message's frame
             problems.append(said.text)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +18,17 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.request_decoding import read_request
+from homing.dashboard import pages
 from homing.dashboard.visits import DemoEvent
 from homing.engine.provider_roster import Listed
 from homing.http_server.server import open_listener
+from homing.rehearsal.rehearse import rehearse_in_subprocess
 from homing.settings import Settings, load_settings
 
 T = TypeVar("T")
+
+PATIENCE_S = 60
+"""Time that a page and a rehearsal may take. The limits of the service are too short for a busy machine."""
 
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}&lt;b&gt;'
 """Text that must stay text wherever it is shown."""
@@ -164,6 +170,7 @@ class DashboardSite:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        pages._ANSWER_S = PATIENCE_S
         settings: Settings = load_settings(self.folder / "homing.toml")
         both = (Channel.EMAIL, Channel.SMS)
         given = {
@@ -174,9 +181,7 @@ class DashboardSite:
             if self._worker:
                 self.homing.start_worker()
             served = service.build_service(settings, self.homing)
-            from homing.cli.operations.policy_simulate import build_simulator
-
-            served.simulate = build_simulator()
+            served.simulate = partial(rehearse_in_subprocess, within_ms=PATIENCE_S * 1000)
             self._server = service.build_server(settings, served, demo=self._demo)
             at = open_listener("127.0.0.1", self._port)
             self.port = at.getsockname()[1]

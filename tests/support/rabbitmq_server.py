@@ -62,7 +62,9 @@ class PrivateRabbitMQ:
     Its port and its durable queues survive `kill`, `stop` and `start`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+        """`patience_s` is the limit for a start."""
+        self._patience_s = patience_s
         if not _SCRIPT.exists() or shutil.which("epmd") is None:
             raise NoRabbitMQ
         self.port, distribution, self._mapper = free_port(), free_port(), free_port()
@@ -150,7 +152,7 @@ class PrivateRabbitMQ:
 
     def wait_until_ready(self) -> None:
         """Waits until the server answers clients."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + self._patience_s
         while not self._answers():
             assert self._process is not None
             assert self._process.poll() is None, self.log[-3000:]

@@ -223,9 +223,6 @@ class RabbitMqPublisher:
         underlay, began_at = lane.underlay, time.monotonic()
         if underlay is None or ends_at <= began_at:
             return self._away("no_answer", "opened no channel in time")
-        if underlay.is_closed:
-            self._drop_channel(lane, underlay)
-            return self._away("unreachable", "closed the channel")
         lane.in_flight += 1
         try:
             await underlay.basic_publish(
@@ -275,6 +272,9 @@ class RabbitMqPublisher:
         if isinstance(error, asyncio.CancelledError) and was_cancelled():
             lane.unanswered = True
             raise error
+        if isinstance(error, amqp.ChannelInvalidStateError):  # raised before anything is written
+            self._drop_channel(lane, underlay)
+            return self._away("unreachable", "closed the channel")
         if isinstance(error, (ValueError, TypeError)):  # raised when the frames are built
             return _unencodable(error)
         if isinstance(error, TimeoutError):

@@ -56,10 +56,15 @@ class ErrorGroups(Struct, frozen=True, kw_only=True, rename="camel"):
     """False if only the newest ones were grouped, because there are too many."""
 
 
+MOST_UNACKNOWLEDGED = 100_000
+"""Maximum number of unacknowledged dead letters that are counted."""
+
+
 class Unacknowledged(Struct, frozen=True, kw_only=True):
     """Dead letters that no operator has acknowledged."""
 
     count: int
+    """Their number. 100,000 means that many or more."""
     oldest_at: datetime | None
     """Time at which the oldest of them became a dead letter. None if there is none."""
 

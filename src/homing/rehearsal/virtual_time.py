@@ -66,6 +66,8 @@ class VirtualLoop(BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.task_numbers = count()
+        self.ms = 0
+        """Milliseconds since the loop was made: `time()`, rounded once per step of the time."""
         self._time = 0.0
         self._clock_resolution = 1e-6
         self._selector = _Selector(self)
@@ -79,6 +81,7 @@ class VirtualLoop(BaseEventLoop):
     def pass_time(self) -> None:
         """Sets the time to that of the next timer. Adding up differences instead would drift."""
         self._time = max(self._time, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        self.ms = round(self._time * 1000)
 
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
@@ -181,10 +184,10 @@ class VirtualClock:
         """Sum of all jumps so far, in milliseconds."""
 
     def now_ms(self) -> int:
-        return self._wall_ms + self.jumped_ms + round(self._loop.time() * 1000)
+        return self._wall_ms + self.jumped_ms + self._loop.ms
 
     def monotonic_ms(self) -> int:
-        return self._monotonic_from_ms + round(self._loop.time() * 1000)
+        return self._monotonic_from_ms + self._loop.ms
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)

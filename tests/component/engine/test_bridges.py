@@ -211,6 +211,25 @@ async def test_while_the_store_is_away_nothing_more_is_received(harness: EngineH
     assert (await engine.readiness()).ready
 
 
+async def test_a_bridge_that_is_started_while_the_store_is_away_waits_for_it_and_says_so(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = LocalBridge()
+    engine = await harness.open(bridges={"local": bridge}, working=False)
+
+    async def away() -> int:
+        raise StoreUnavailable
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.bridges._runners["local"], "_probe_store", away)
+        engine.bridges.start()
+        await asyncio.sleep(MINUTE)
+        assert (await engine.readiness()).bridges == {"local": "waits for the store"}
+        assert "open" not in bridge.calls
+    await asyncio.sleep(MINUTE)
+    assert (await engine.readiness()).bridges == {"local": "ok"}
+
+
 async def test_during_a_long_outage_the_messages_go_back_to_the_broker(
     harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from homing import Channel, CommandName, CommandRefused, Filter, Homing, InvalidRequest, Status
 from homing.api.operations.admin import attempt_after_retry
 from homing.core.routing.breaker import Phase
+from homing.engine.operations import commands
 from homing.engine.operations.commands import BulkProgress
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import (
@@ -210,9 +211,12 @@ async def test_an_impossible_command_is_refused_with_the_status(
 # Bulk commands -----------------------------------------------------------------------------------------
 
 
-async def test_a_dry_run_counts_and_changes_nothing(harness: EngineHarness) -> None:
+async def test_a_dry_run_counts_and_changes_nothing(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, provider, _ = await dead(harness, 250)
     before = await harness.store.tallies(None)
+    monkeypatch.setattr(commands, "_DRY_RUN_STEP_SIZE", 100)
     steps = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada", dry_run=True))
     assert [(s.matched, s.done) for s in steps] == [(100, 100), (200, 200), (250, 250)]
     await seconds(5)

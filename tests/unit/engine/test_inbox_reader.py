@@ -127,3 +127,63 @@ async def test_an_empty_inbox_is_read_again_only_when_the_reader_is_woken() -> N
         assert inbox.reads == reads
         waker.wake()
     reading.cancel()
+
+
+class CountingInbox(MemoryInbox):
+    """An inbox that counts how often delays are stored, and fails as often as there are errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.stores = 0
+
+    async def store_retry_delays(self, delays_ms: Sequence[int], rules: Sequence[RetryRule] = ()) -> None:
+        self.stores += 1
+        if self.errors:
+            raise self.errors.pop()
+        await super().store_retry_delays(delays_ms, rules)
+
+
+def a_schedule(inbox: MemoryInbox) -> tuple[SqlSchedule, Any]:
+    policies: Any = SimpleNamespace(book=_book())
+    return SqlSchedule(inbox, policies), policies
+
+
+def _book() -> Any:
+    return SimpleNamespace(policy=lambda *_: RetryPolicy(max_attempts=2), combinations=lambda: ())
+
+
+async def test_delays_are_stored_again_only_after_a_change_of_the_rules() -> None:
+    inbox = CountingInbox()
+    schedule, policies = a_schedule(inbox)
+    for _ in range(3):
+        await schedule.store()
+    assert inbox.stores == 1
+    policies.book = _book()
+    await schedule.store()
+    assert inbox.stores == 2
+
+
+async def test_delays_that_the_store_refuses_are_not_stored_again() -> None:
+    inbox = CountingInbox(StoreRejected("no"))
+    schedule, _ = a_schedule(inbox)
+    for _ in range(2):
+        await schedule.store()
+    assert (inbox.stores, inbox.delays_ms) == (1, ())
+
+
+async def test_delays_are_stored_as_soon_as_the_store_is_available_again() -> None:
+    inbox = CountingInbox(StoreUnavailable())
+    schedule, _ = a_schedule(inbox)
+    with pytest.raises(StoreUnavailable):
+        await schedule.store()
+    await schedule.store()
+    assert (inbox.stores, len(inbox.delays_ms)) == (2, 1)
+
+
+async def test_a_delay_function_that_fails_is_not_called_again_for_the_same_rules() -> None:
+    inbox = CountingInbox(ZeroDivisionError())
+    schedule, _ = a_schedule(inbox)
+    for _ in range(2):
+        await schedule.store()
+    assert inbox.stores == 1

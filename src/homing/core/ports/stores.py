@@ -316,6 +316,7 @@ class Store(Protocol):
     async def unacknowledged(self, tenant: str | None) -> Unacknowledged:
         """Returns the number of unacknowledged dead letters, and the time of the oldest.
 
+        At most `MOST_UNACKNOWLEDGED` are counted, because alerts and pages read the number often.
         If `tenant` is None, those of all tenants are considered.
         """
 

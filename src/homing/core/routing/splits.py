@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -99,7 +100,7 @@ def _ended(overrides: Iterable[SplitOverride], now: int) -> tuple[SplitOverride,
     return tuple(replace(one, until=min(one.until, now)) for one in kept)
 
 
-def check_shares(shares: Mapping[str, int], channel: Channel, route: Sequence[str]) -> dict[str, int]:
+def check_shares(shares: Mapping[str, Any], channel: Channel, route: Sequence[str]) -> dict[str, int]:
     """Returns a share for each provider of the route, 0 for one that is not given.
 
     Providers may be given by an alias. Raises `InvalidRequest` if the shares cannot split the route.

@@ -19,7 +19,9 @@ async def show_batches(visit: Visit) -> Response:
     if wanted:
         found = await visit.api.batch(wanted)
         return visit.go(f"batches/{found.batch_id}")
-    return visit.page("batches.html", batches=(await visit.api.batches())[:_SHOWN])
+    newest = await visit.api.batches()
+    several = tuple(one for one in newest if one.total > 1)
+    return visit.page("batches.html", batches=(several or newest)[:_SHOWN], only_several=bool(several))
 
 
 @screens.get("batches/{id}")

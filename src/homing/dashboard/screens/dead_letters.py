@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,6 +22,9 @@ screens = Screens()
 
 DEFAULT_RATE = 10.0
 """Notifications per second of a job, unless the form says otherwise."""
+
+_DRY_RUN = timedelta(milliseconds=100)
+"""Time in which a dry run counts. If there are more, the page says so."""
 
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
 
@@ -69,7 +73,7 @@ async def plan_job(visit: Visit) -> Response:
     command = enum_member(CommandName, visit.query.get("command", "resend"), "command")
     rate = _rate(visit.query.get("rate", ""))
     chosen = _filter(visit.query)
-    found = await visit.api.dry_run(command, chosen, rate_per_second=rate)
+    found = await visit.api.dry_run(command, chosen, rate_per_second=rate, within=_DRY_RUN)
     return visit.page(
         "job_plan.html",
         command=command,

@@ -37,8 +37,8 @@ log = logging.getLogger("homing.commands")
 
 _STEP_SIZE = 100
 
-_DRY_RUN_MS = 2_000
-"""Time for which a dry run counts."""
+_DRY_RUN_STEP_SIZE = 1_000
+"""A dry run holds no locks, so its steps may be larger."""
 
 _DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
 """Commands after which notifications are due at once if many are changed together."""
@@ -197,6 +197,8 @@ class Commands:
         plain_text(who, "who")
         plain_text(why, "why")
         step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
+        if dry_run:
+            step = _DRY_RUN_STEP_SIZE
         if as_of is None and name is CommandName.RESEND:
             as_of = moment(await self._backend.now_ms())
             await self._clock.sleep_ms(1)  # so that what the command changes is newer
@@ -230,10 +232,11 @@ class Commands:
         filter: Filter | Mapping[str, Any],
         *,
         rate_per_second: float | None = None,
+        within: timedelta = timedelta(seconds=2),
     ) -> DryRun:
-        """Counts what a bulk command would change, for at most two seconds, and how long it would take."""
+        """Counts what a bulk command would change, within this time, and how long it would take."""
         matched, complete = 0, True
-        give_up_ms = self._clock.monotonic_ms() + _DRY_RUN_MS
+        give_up_ms = self._clock.monotonic_ms() + span_ms(within, "within")
         async with aclosing(self.bulk(name, filter, who="dry run", dry_run=True)) as steps:
             async for progress in steps:
                 matched = progress.matched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -22,6 +22,20 @@ class WaitingRow(Struct, array_like=True, frozen=True):
     number: int
     late: int
     oldest: int | None
+
+
+def merge_steps(rows: Iterable[WaitingRow]) -> list[WaitingRow]:
+    """Returns one row for each lane, provider, reason and step, in order. Queues may share a provider."""
+    cells: dict[tuple[str, str, str | None, int | None], WaitingRow] = {}
+    for row in rows:
+        key = (row.lane, row.provider, row.reason, row.slot)
+        known = cells.get(key)
+        if known is not None:
+            oldest = min((at for at in (row.oldest, known.oldest) if at is not None), default=None)
+            cells[key] = WaitingRow(*key, row.number + known.number, row.late + known.late, oldest)
+        else:
+            cells[key] = row
+    return sorted(cells.values(), key=lambda row: (row.slot or 0, row.lane, row.provider, row.reason or ""))
 
 
 def build_waiting_groups(rows: Sequence[WaitingRow], limit: int) -> WaitingGroups:

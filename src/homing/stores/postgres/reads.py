@@ -17,6 +17,7 @@ from homing.core.lifecycle.rows import CauseRecord
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
 from homing.core.statistics import (
+    MOST_UNACKNOWLEDGED,
     ErrorGroup,
     GoalRollUp,
     MinuteRollUp,
@@ -46,7 +47,7 @@ from homing.stores.common.searches import (
     id_range,
     recipient_parts,
 )
-from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
+from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups, merge_steps
 from homing.stores.postgres.change_recorder import LATENESS_OF_LEDGER, attempts_of, messages_of
 from homing.stores.postgres.columns import is_id
 from homing.stores.postgres.metadata_indexes import find_metadata_index, metadata_condition
@@ -105,8 +106,14 @@ async def build_filter_query(
     """
     wanted = frozenset(statuses)
     is_searched = by_id or index is not None or any(getattr(filter, name) is not None for name in _SEARCHED)
-    if not is_searched and await _are_few(tx, tenant, wanted):
-        text = f"FROM {_states_alone(wanted)} AS s JOIN homing.messages AS m ON m.seq = s.seq"
+    acknowledged = filter.acknowledged is True and wanted == {Status.FAILED}
+    if acknowledged and not is_searched:
+        few = await tx.one(_NUMBER_ACKNOWLEDGED, tenant) <= _FEW_ROWS
+    else:
+        few = not is_searched and await _are_few(tx, tenant, wanted)
+    if few:
+        states = _states_alone(wanted, acknowledged=acknowledged)
+        text = f"FROM {states} AS s JOIN homing.messages AS m ON m.seq = s.seq"
     else:
         text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
     found = PostgresFilterQuery(f"{text} WHERE m.tenant = $1", (tenant,))
@@ -156,6 +163,12 @@ def _add_search(found: PostgresFilterQuery, filter: Filter) -> PostgresFilterQue
     return found
 
 
+_NUMBER_ACKNOWLEDGED = f"""
+SELECT count(*) FROM (
+  SELECT 1 FROM homing.settled WHERE tenant = $1 AND status = 'failed' AND acknowledged_at IS NOT NULL
+  LIMIT {_FEW_ROWS + 1}) AS chosen
+"""  # noqa: S608
+
 _OF_PROVIDER_MESSAGE = "m.seq IN (SELECT a.seq FROM homing.attempts AS a WHERE a.provider_message_id = {})"
 
 _SEARCHED = ("batch_id", "address", "recipient_id", "provider_message_id", "id_prefix")
@@ -173,8 +186,10 @@ async def _are_few(tx: PostgresTransaction, tenant: str, statuses: frozenset[Sta
     return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
 
 
-def _states_alone(statuses: frozenset[Status]) -> str:
+def _states_alone(statuses: frozenset[Status], *, acknowledged: bool = False) -> str:
     """Returns a subquery for the tenant's rows with these statuses, by the indexes of the state tables.
+
+    If `acknowledged`, only dead letters that were acknowledged are selected.
 
     OFFSET 0 makes the planner run the subquery before the join.
     """
@@ -191,6 +206,8 @@ def _states_alone(statuses: frozenset[Status]) -> str:
         )
     if statuses - LIVE:
         ended = f"l.tenant = $1 AND l.status IN ({status_literals(statuses - LIVE)})"
+        if acknowledged:
+            ended += " AND l.acknowledged_at IS NOT NULL"
         parts.append(f"SELECT {columns} FROM homing.settled AS l WHERE {ended}")  # noqa: S608
     return f"({' UNION ALL '.join(parts)} OFFSET 0)"
 
@@ -253,6 +270,24 @@ FROM (
   WHERE q.tenant = $1 LIMIT $4) AS chosen
 GROUP BY 1, 2, 3, 4 ORDER BY 4 NULLS FIRST, 1, 2, 3
 """
+
+# All that waits. Its groups are few, but the planner expects many and would sort the rows.
+_WAITING_STEPS = """
+SELECT q.lane, w.provider, w.reason, w.slot, w.number, w.late, w.oldest FROM (
+  SELECT l.queue, l.provider, l.reason,
+    CASE WHEN l.due_at <= $2 THEN NULL ELSE l.due_at - l.due_at % $3::bigint END AS slot,
+    count(*) AS number, count(*) FILTER (WHERE l.aged_from <= $2) AS late,
+    min(l.aged_from) FILTER (WHERE l.aged_from <= $2) AS oldest
+  FROM homing.live AS l WHERE l.tenant = $1 AND l.due_at IS NOT NULL GROUP BY 1, 2, 3, 4) AS w
+JOIN homing.queues AS q ON q.id = w.queue
+"""
+
+_WITHOUT_SORTS = "SET LOCAL enable_sort = off"
+
+_WAITING_TOTAL = f"""
+SELECT coalesce(sum(count), 0) FROM homing.all_tallies
+WHERE tenant = $1 AND status IN ({status_literals(WAITING)})
+"""  # noqa: S608
 
 ALL_WAITING_ROWS = WAITING_ROWS.replace("q.tenant = $1", "$1::text IS NULL")
 
@@ -332,10 +367,14 @@ SELECT hour_at, tenant, mode, sum(met)::bigint, sum(missed)::bigint FROM (
 GROUP BY hour_at, tenant, mode ORDER BY hour_at, tenant, mode
 """
 
-_UNACKNOWLEDGED = """
-SELECT count(*), min(failed_at) FROM homing.settled
-WHERE status = 'failed' AND acknowledged_at IS NULL AND {whose}
-"""
+_UNACKNOWLEDGED = f"""
+SELECT count(*), (
+    SELECT min(failed_at) FROM homing.settled
+    WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}})
+FROM (
+  SELECT 1 FROM homing.settled WHERE status = 'failed' AND acknowledged_at IS NULL AND {{whose}}
+  LIMIT {MOST_UNACKNOWLEDGED}) AS chosen
+"""  # noqa: S608
 
 OLDEST_RETRY = """
 SELECT min(coalesce(first_failed_at, last_attempt_at)) FROM homing.live WHERE status = 'retrying' AND {whose}
@@ -439,6 +478,10 @@ async def waiting_groups(
     tx: PostgresTransaction, tenant: str, step_ms: int | None, limit: int
 ) -> WaitingGroups:
     """Returns what waits, in groups. Counts at most `limit` notifications."""
+    if step_ms is not None and await tx.one(_WAITING_TOTAL, tenant) <= limit:
+        await tx.run(_WITHOUT_SORTS)
+        steps = await tx.rows(_WAITING_STEPS, tenant, tx.now, step_ms)
+        return build_waiting_groups(merge_steps(WaitingRow(*columns) for columns in steps), limit)
     found = await tx.rows(WAITING_GROUPS, tenant, tx.now, step_ms, limit + 1)
     return build_waiting_groups([WaitingRow(*columns) for columns in found], limit)
 

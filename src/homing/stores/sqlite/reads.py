@@ -17,6 +17,7 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.states import SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Mode, Page, Reason, Status
 from homing.core.statistics import (
+    MOST_UNACKNOWLEDGED,
     ErrorGroup,
     GoalRollUp,
     MinuteRollUp,
@@ -50,7 +51,7 @@ from homing.stores.common.searches import (
     end_scan,
     recipient_parts,
 )
-from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
+from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups, merge_steps
 from homing.stores.sqlite.change_recorder import attempts_of, messages_of
 from homing.stores.sqlite.metadata_indexes import SqliteMetadataIndex, find_metadata_index
 from homing.stores.sqlite.rows import rows_by_id
@@ -133,6 +134,8 @@ def build_filter_query(
         source = _BY_TENANT if by_id else _source(tx, tenant, filter, frozenset(statuses))
     if source.endswith("homing_rare"):
         conditions.append(RARE)
+    if source.endswith("homing_acknowledged"):
+        conditions.append("n.status = 'failed'")  # SQLite uses the partial index only for a literal
     if statuses:
         conditions.append(f"n.status IN ({', '.join('?' * len(statuses))})")
         parameters += [status.value for status in statuses]
@@ -168,6 +171,8 @@ def _source(tx: SqliteTransaction, tenant: str, filter: Filter, statuses: frozen
         return "homing_notifications AS n"
     if filter.address is not None and tx.one(_NUMBER_OF_ADDRESS, filter.address) <= MOST_INDEXED:
         return indexed + "homing_address"
+    if filter.acknowledged and statuses == {Status.FAILED}:
+        return indexed + "homing_acknowledged"
     if statuses and not statuses.intersection(_COMMON):
         return indexed + "homing_rare"
     # A scan by id would read all the successful notifications to find the few others.
@@ -368,13 +373,21 @@ SELECT json_group_array(json_array(hour_at, tenant, mode, met, missed)) FROM (
 """
 
 _UNACKNOWLEDGED = """
-SELECT count(*), min(n.failed_at) FROM homing_notifications AS n INDEXED BY {index}
-WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition}
+SELECT count(*), (
+    SELECT min(n.failed_at) FROM homing_notifications AS n INDEXED BY {index}
+    WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition})
+FROM (
+  SELECT 1 FROM homing_notifications AS n INDEXED BY {index}
+  WHERE n.status = 'failed' AND n.acknowledged_at IS NULL AND {condition} LIMIT {most})
 """
 
-_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(index="homing_unacknowledged", condition="true")
+_UNACKNOWLEDGED_OF_ALL = _UNACKNOWLEDGED.format(
+    index="homing_unacknowledged", condition="true", most=MOST_UNACKNOWLEDGED
+)
 
-_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(index="homing_unacknowledged", condition="n.tenant = ?")
+_UNACKNOWLEDGED_OF_ONE = _UNACKNOWLEDGED.format(
+    index="homing_unacknowledged", condition="n.tenant = ?1", most=MOST_UNACKNOWLEDGED
+)
 
 _OLDEST_RETRY = """
 SELECT min((SELECT min(coalesce(n.first_failed_at, n.last_attempt_at))
@@ -492,15 +505,12 @@ def waiting_groups(tx: SqliteTransaction, tenant: str, step_ms: int | None, limi
 
 def _waiting_steps(tx: SqliteTransaction, tenant: str, step_ms: int) -> list[WaitingRow]:
     """Returns all that waits, in groups by step of due time."""
-    cells: dict[tuple[str, str, str | None, int | None], tuple[int, int, int | None]] = {}
-    for lane, slot, groups in _decode_steps(tx.one(_WAITING_STEPS, tenant, tx.now, step_ms)):
-        for provider, reason, number, late, oldest in groups:  # several outlets may have the same provider
-            key = (lane, provider, reason, slot)
-            earlier = cells.get(key, (0, 0, None))
-            firsts = [at for at in (oldest, earlier[2]) if at is not None]
-            cells[key] = (earlier[0] + number, earlier[1] + late, min(firsts, default=None))
-    rows = [WaitingRow(*key, *cell) for key, cell in cells.items()]
-    return sorted(rows, key=lambda row: (row.slot or 0, row.lane, row.provider, row.reason or ""))
+    found = _decode_steps(tx.one(_WAITING_STEPS, tenant, tx.now, step_ms))
+    return merge_steps(
+        WaitingRow(lane, provider, reason, slot, number, late, oldest)
+        for lane, slot, groups in found
+        for provider, reason, number, late, oldest in groups
+    )
 
 
 def retrying(tx: SqliteTransaction, tenant: str, limit: int) -> Page:

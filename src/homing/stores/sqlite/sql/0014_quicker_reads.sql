@@ -9,3 +9,6 @@ CREATE INDEX homing_due ON homing_notifications (lane, tenant, outlet, due_at, i
     WHERE due_at IS NOT NULL;
 -- For what waits for a retry, that with the oldest last attempt first.
 CREATE INDEX homing_last_attempt ON homing_notifications (tenant, last_attempt_at, id) WHERE status = 'retrying';
+-- For the dead letters that were acknowledged, newest first.
+CREATE INDEX homing_acknowledged ON homing_notifications (tenant, id)
+    WHERE status = 'failed' AND acknowledged_at IS NOT NULL;
