@@ -301,6 +301,24 @@ async def test_a_claim_leaves_out_rows_that_a_killed_process_has_locked(
     assert {claim.id for claim in await claim_all(store)} == {*locked, *free[:5]}
 
 
+async def test_expired_leases_are_taken_over_besides_those_that_a_killed_process_has_locked(
+    store: MongoStore, server: PrivateMongo, url: str
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    claims = (await store.claim(a_claim_request(lease_ms=0))).claims
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client, client.start_session() as session:
+        session.start_transaction()
+        [first] = client[name][NOTIFICATIONS].find({}, sort=["lease_until", "_id"], limit=1)
+        client[name][NOTIFICATIONS].update_one(
+            {"_id": first["_id"]}, {"$set": {"worker": "killed"}}, session=session
+        )
+        batch = await store.reclaim("w-2", 5, 60_000)
+        session.abort_transaction()
+    assert len(batch.claims) == 5
+    assert {claim.id for claim in batch.claims} <= {claim.id for claim in claims} - {first["_id"]}
+
+
 # The cost of a claim ---------------------------------------------------------------------------------
 
 

@@ -49,10 +49,6 @@ from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
 
-_SKIP_AFTER = 8
-"""Number of tries after which a claim leaves out the rows of the earlier tries. A process that was killed
-inside a transaction keeps its rows for a minute, until the server ends the transaction."""
-
 
 class MongoStore(TransactionalStore):
     """A `Backend` in one database of a MongoDB replica set or sharded cluster.
@@ -131,15 +127,16 @@ class MongoStore(TransactionalStore):
         if not chosen.due_times:
             return chosen.empty_batch()
         leased: list[Document] = []
-        tries = 0
-        contested: set[str] = set()
+        contested = leases.ContestedRows()
+        contested.begin_try()
+        repeats = False
 
         async def lease(tx: MongoTransaction) -> ClaimBatch:
-            nonlocal chosen, tries
-            if tries:  # another worker has leased one of the rows meanwhile, or is about to
-                contested.update(chosen.due_times)
-                chosen = await self._choose(request, contested if tries >= _SKIP_AFTER else ())
-            tries += 1
+            nonlocal chosen, repeats
+            if repeats:  # another worker has leased one of the rows meanwhile, or is about to
+                chosen = await self._choose(request, contested.begin_try())
+            repeats = True
+            contested.add(chosen.due_times)
             return await claim.claim(tx, chosen, request, leased)
 
         batch = await self._write(lease)
@@ -165,7 +162,10 @@ class MongoStore(TransactionalStore):
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         leased: list[Document] = []
-        batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
+        contested = leases.ContestedRows()
+        batch = await self._write(
+            lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased, contested)
+        )
         self._leased_documents.keep(leased)
         return batch
 
