@@ -152,11 +152,12 @@ async def test_a_server_that_is_away_makes_the_store_unavailable(url: str) -> No
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_store_that_cannot_be_opened_leaves_no_connection(url: str, server: PrivateMongo) -> None:
-    name = url.rpartition("/")[2].partition("?")[0]
+async def test_a_store_that_cannot_be_opened_leaves_no_connection(server: PrivateMongo) -> None:
+    name = f"homing_newer_{os.getpid()}"
     with server.client() as client:
-        client[name].meta.insert_one({"_id": "homing", "version": 99, "runs_with": 99})
-    store = MongoStore(url)
+        newer = {"version": 99, "runs_with": 99}
+        client[name].meta.update_one({"_id": "homing"}, {"$set": newer}, upsert=True)
+    store = MongoStore(server.database_url(name))
     with pytest.raises(StoreError, match="Upgrade Homing"):
         await store.open()
     with pytest.raises(StoreError, match="is closed"):
@@ -278,6 +279,44 @@ async def _send_through_elections(cluster: PrivateMongo, store: MongoStore) -> N
     assert store.history != before, "another primary may lack commits, so caches are dropped"
     assert await store.find_missing(acknowledged) == frozenset()
     assert sum((await count_by_status(store)).values()) >= len(acknowledged)
+
+
+# Transactions that stay open --------------------------------------------------------------------------
+
+
+async def test_a_claim_leaves_out_rows_that_a_killed_process_has_locked(
+    store: MongoStore, server: PrivateMongo, url: str
+) -> None:
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    locked, free = answer.ids[:5], answer.ids[5:]
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client, client.start_session() as session:
+        session.start_transaction()
+        client[name][NOTIFICATIONS].update_many(
+            {"_id": {"$in": list(locked)}}, {"$set": {"worker": "killed"}}, session=session
+        )
+        batch = await store.claim(a_claim_request(limit=10))
+        session.abort_transaction()
+    assert [claim.id for claim in batch.claims] == list(free)[5:], "the first ten were tried before"
+    assert {claim.id for claim in await claim_all(store)} == {*locked, *free[:5]}
+
+
+async def test_expired_leases_are_taken_over_besides_those_that_a_killed_process_has_locked(
+    store: MongoStore, server: PrivateMongo, url: str
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    claims = (await store.claim(a_claim_request(lease_ms=0))).claims
+    name = url.rpartition("/")[2].partition("?")[0]
+    with server.client() as client, client.start_session() as session:
+        session.start_transaction()
+        [first] = client[name][NOTIFICATIONS].find({}, sort=["lease_until", "_id"], limit=1)
+        client[name][NOTIFICATIONS].update_one(
+            {"_id": first["_id"]}, {"$set": {"worker": "killed"}}, session=session
+        )
+        batch = await store.reclaim("w-2", 5, 60_000)
+        session.abort_transaction()
+    assert len(batch.claims) == 5
+    assert {claim.id for claim in batch.claims} <= {claim.id for claim in claims} - {first["_id"]}
 
 
 # The cost of a claim ---------------------------------------------------------------------------------

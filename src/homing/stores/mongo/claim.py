@@ -71,13 +71,18 @@ class ClaimPlan:
 
 
 async def plan(
-    tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns, found: QueuesAndSerial
+    tx: MongoTransaction,
+    request: ClaimRequest,
+    turns: TenantTurns,
+    found: QueuesAndSerial,
+    skipped: Collection[str] = (),
 ) -> ClaimPlan:
     """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
 
+    `skipped` are the ids of rows that it leaves out.
     `tx` has no transaction, so that none is open meanwhile. The one that leases compares the rows.
     """
-    chosen = await _choose_rows(tx, request, turns, *found)
+    chosen = await _choose_rows(tx, request, turns, *found, skipped)
     if ids := list(chosen.due_times):
         still_due = {"_id": {"$in": ids}, "due_at": {"$lte": tx.now}}
         documents, chosen.messages = await both(tx.db.find(NOTIFICATIONS, still_due), messages_of(tx, ids))
@@ -86,7 +91,12 @@ async def plan(
 
 
 async def _choose_rows(
-    tx: MongoTransaction, request: ClaimRequest, turns: TenantTurns, waiting: WaitingQueues, serial: int
+    tx: MongoTransaction,
+    request: ClaimRequest,
+    turns: TenantTurns,
+    waiting: WaitingQueues,
+    serial: int,
+    skipped: Collection[str],
 ) -> ClaimPlan:
     capacity, now = ClaimCapacity(request), tx.now
     if request.ids is not None:
@@ -99,7 +109,7 @@ async def _choose_rows(
     found = [DueQueue(*read_queue_key(key), waiting[key].served) for key in due]
     queues = await _limit_lanes(tx.db, [queue for queue in found if capacity.is_open(queue)])
     share = FairShare(capacity, queues, turns, serial)
-    chosen = ClaimPlan(now, share, await _run(tx.db, now, share), unlisted)
+    chosen = ClaimPlan(now, share, await _run(tx.db, now, share, skipped), unlisted)
     if not chosen.due_times:
         chosen.next_due_at = next_due_at(waiting, now, request)
     return chosen
@@ -212,7 +222,7 @@ async def _limit_lanes(db: SessionDatabase, queues: Sequence[DueQueue]) -> list[
     return kept
 
 
-async def _run(db: SessionDatabase, now: int, share: FairShare) -> list[DueRow]:
+async def _run(db: SessionDatabase, now: int, share: FairShare, skipped: Collection[str]) -> list[DueRow]:
     fetches = share.run()
     while True:
         try:
@@ -221,12 +231,14 @@ async def _run(db: SessionDatabase, now: int, share: FairShare) -> list[DueRow]:
             dealt: list[DueRow] = end.value
             return dealt
         for start in range(0, len(queues), _QUEUES_PER_FETCH):
-            await _fetch(db, now, queues[start : start + _QUEUES_PER_FETCH], limit)
+            await _fetch(db, now, queues[start : start + _QUEUES_PER_FETCH], limit, skipped)
 
 
-async def _fetch(db: SessionDatabase, now: int, queues: Sequence[DueQueue], limit: int) -> None:
+async def _fetch(
+    db: SessionDatabase, now: int, queues: Sequence[DueQueue], limit: int, skipped: Collection[str]
+) -> None:
     """Fetches the next due rows of some queues, at most `limit` of each."""
-    pipelines = [_due_rows(queue, now, limit, number) for number, queue in enumerate(queues)]
+    pipelines = [_due_rows(queue, now, limit, number, skipped) for number, queue in enumerate(queues)]
     first, *others = pipelines
     pipeline = [*first, *({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)]
     rows: list[list[DueRow]] = [[] for _ in queues]
@@ -237,12 +249,14 @@ async def _fetch(db: SessionDatabase, now: int, queues: Sequence[DueQueue], limi
         queue.fill(found, limit)
 
 
-def _due_rows(queue: DueQueue, now: int, limit: int, number: int) -> list[Document]:
+def _due_rows(queue: DueQueue, now: int, limit: int, number: int, skipped: Collection[str]) -> list[Document]:
     after_due, after_id = queue.after[:2]
     condition: Document = {
         "queue": queue_key(queue.lane, queue.tenant, queue.outlet),
         "due_at": {"$lte": now, "$gte": after_due},
     }
+    if skipped:
+        condition["_id"] = {"$nin": sorted(skipped)}
     if after_id:
         # The rows that are due at the same time as the last one and were fetched before are left out.
         condition["$expr"] = {

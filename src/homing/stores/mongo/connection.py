@@ -41,6 +41,8 @@ _DEFAULT_DATABASE = "homing"
 _CALL_TIMEOUT_S = 20.0
 """Longest time for one call of the store, with all its repetitions."""
 
+_CLOSE_TIMEOUT_S = 5.0
+
 _SELECTION_TIMEOUT_MS = 10_000
 """Longest wait for a primary. An election after the loss of one takes a few seconds."""
 
@@ -115,8 +117,11 @@ class MongoConnection:
             read_preference=ReadPreference.PRIMARY,
         )
 
-    async def open(self) -> None:
-        """Connects. Raises `StoreError` if the server cannot be used, with what to do about it."""
+    async def open(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Connects. Raises `StoreError` if the server cannot be used, with what to do about it.
+
+        `check` looks at the database. If it fails, the connection is closed again.
+        """
         if self._client is not None:
             return
         client: AsyncMongoClient[Document] = AsyncMongoClient(
@@ -137,12 +142,18 @@ class MongoConnection:
             raise
         self._client = client
         self._note_primary()
+        try:
+            await self.outside(check())
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Disconnects."""
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            with pymongo.timeout(_CLOSE_TIMEOUT_S):  # it ends its sessions on the server
+                await client.close()
 
     # Transactions --------------------------------------------------------------------------------
 
@@ -222,10 +233,11 @@ class MongoConnection:
         except Exception as error:
             raise translate(error, self.where) from error
 
-    async def outside(self, call: Awaitable[R]) -> R:
-        """Awaits a call outside of a transaction, and translates its errors."""
+    async def outside(self, call: Awaitable[R], *, timed: bool = True) -> R:
+        """Awaits a call outside of a transaction, and translates its errors. `timed` limits its time."""
         try:
-            return await call
+            with pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
+                return await call
         except Exception as error:
             raise translate(error, self.where) from error
 

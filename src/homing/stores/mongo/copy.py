@@ -80,17 +80,9 @@ class MongoCopyTarget:
         self.where = self._connection.where
 
     async def open(self) -> None:
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._prepare())
-        except BaseException:
-            await self._connection.close()
-            raise
-
-    async def _prepare(self) -> None:
-        database = self._connection.database
-        await schema.check_version(database, self.where)
-        await schema.migrate(database, self.where, create=True)
+        await self._connection.open(lambda: schema.check_version(self._connection.database, self.where))
+        migrating = schema.migrate(self._connection.database, self.where, create=True)
+        await self._connection.outside(migrating, timed=False)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -132,7 +124,8 @@ class MongoCopyTarget:
         await self._connection.write(write)
 
     async def counts(self) -> Mapping[str, int]:
-        return await self._connection.outside(_counts(SessionDatabase(self._connection.database)))
+        counting = _counts(SessionDatabase(self._connection.database))
+        return await self._connection.outside(counting, timed=False)
 
     async def end(self, source: str) -> None:
         meta = SessionDatabase(self._connection.database)
@@ -326,12 +319,7 @@ class MongoCopySource:
         """Name of a part → (number of records read, the records that follow)."""
 
     async def open(self) -> None:
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._check_layout())
-        except BaseException:
-            await self._connection.close()
-            raise
+        await self._connection.open(self._check_layout)
 
     async def _check_layout(self) -> None:
         database = self._connection.database
@@ -350,7 +338,7 @@ class MongoCopySource:
         return SessionDatabase(self._connection.database)
 
     async def identity(self) -> str:
-        return await self._connection.outside(self._identity())
+        return await self._connection.outside(self._identity(), timed=False)
 
     async def _identity(self) -> str:
         rows = await self._db.aggregate(
@@ -386,10 +374,10 @@ class MongoCopySource:
         return tuple(sorted({one["worker"] for one in (*leased, *leads)}))
 
     async def counts(self) -> Mapping[str, int]:
-        return await self._connection.outside(_counts(self._db))
+        return await self._connection.outside(_counts(self._db), timed=False)
 
     async def page(self, part: CopyPart, after: Key | None, limit: int) -> Sequence[Record]:
-        return await self._connection.outside(self._page(part, after, limit))
+        return await self._connection.outside(self._page(part, after, limit), timed=False)
 
     async def _page(self, part: CopyPart, after: Key | None, limit: int) -> Sequence[Record]:
         if part is NOTIFICATIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -21,6 +21,9 @@ from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows
 _MAX_CACHED = 20_000
 """Maximum number of cached documents, far more than are in flight."""
 
+_SKIP_AFTER = 8
+"""Number of tries with all rows. Other workers lease the same ones, but not as often as this."""
+
 _EXTENDED_FIELDS = ("lease_until", "provider", "outlet", "failures_here", "started_at", "updated_at")
 
 
@@ -32,6 +35,27 @@ def row_version(row: Row) -> tuple[Any, ...]:
 def _unchanged(version: tuple[Any, ...]) -> dict[str, Any]:
     token, changes, worker, started_at = version
     return {"token": token, "changes": changes, "worker": worker, "started_at": started_at}
+
+
+class ContestedRows:
+    """The rows that a call has tried to lease, until it succeeds.
+
+    A process that was killed inside a transaction keeps its rows for a minute, until the server ends the
+    transaction. So a call leaves them out after some tries.
+    """
+
+    def __init__(self) -> None:
+        self._tries = 0
+        self._ids: set[str] = set()
+
+    def begin_try(self) -> Collection[str]:
+        """Begins a try, and returns the ids of the rows to leave out."""
+        self._tries += 1
+        return sorted(self._ids) if self._tries > _SKIP_AFTER else ()
+
+    def add(self, ids: Iterable[str]) -> None:
+        """Notes the rows of this try."""
+        self._ids.update(ids)
 
 
 class LeasedDocuments:
@@ -118,13 +142,19 @@ async def lease_rows(
 
 
 async def reclaim_expired(
-    tx: MongoTransaction, worker: str, limit: int, lease_ms: int, leased: list[Document]
+    tx: MongoTransaction,
+    worker: str,
+    limit: int,
+    lease_ms: int,
+    leased: list[Document],
+    contested: ContestedRows,
 ) -> ClaimBatch:
     """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
 
     `leased` is filled with the documents of the leased rows.
     """
-    documents = await _find_expired(tx, max(0, limit))
+    documents = await _find_expired(tx, max(0, limit), contested.begin_try())
+    contested.add(one["_id"] for one in documents)
     if not documents:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
     rows = read_rows(documents)
@@ -142,7 +172,7 @@ async def reclaim_expired(
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
-async def _find_expired(tx: MongoTransaction, limit: int) -> list[Document]:
+async def _find_expired(tx: MongoTransaction, limit: int, skipped: Collection[str]) -> list[Document]:
     if not limit:
         return []
     expired, after, leased_after = reclaim_bounds(tx.now, tx.settling)
@@ -153,6 +183,8 @@ async def _find_expired(tx: MongoTransaction, limit: int) -> list[Document]:
     )
     found: dict[str, tuple[int, Document]] = {}
     for field, condition in conditions:
+        if skipped:
+            condition["_id"] = {"$nin": list(skipped)}
         for one in await tx.db.find(NOTIFICATIONS, condition, sort=((field, 1),), limit=limit):
             found.setdefault(one["_id"], (one[field], one))
     earliest = sorted(found.values(), key=lambda one: (one[0], one[1]["_id"]))

@@ -79,12 +79,7 @@ class MongoStore(TransactionalStore):
 
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the layout of the database."""
-        await self._connection.open()
-        try:
-            await self._connection.outside(self._check_layout())
-        except BaseException:
-            await self._connection.close()
-            raise
+        await self._connection.open(self._check_layout)
 
     async def _check_layout(self) -> None:
         database, where = self._connection.database, self._connection.where
@@ -99,7 +94,8 @@ class MongoStore(TransactionalStore):
     async def migrate(self, *, create: bool = True) -> tuple[str, ...]:
         """Creates what is missing of the collections and indexes. Several processes may call it at once."""
         where = self._connection.where
-        return await self._connection.outside(schema.migrate(self._connection.database, where, create=create))
+        migrating = schema.migrate(self._connection.database, where, create=create)
+        return await self._connection.outside(migrating, timed=False)
 
     async def now_ms(self) -> int:
         return await self._connection.now_ms()
@@ -131,23 +127,26 @@ class MongoStore(TransactionalStore):
         if not chosen.due_times:
             return chosen.empty_batch()
         leased: list[Document] = []
+        contested = leases.ContestedRows()
+        contested.begin_try()
         repeats = False
 
         async def lease(tx: MongoTransaction) -> ClaimBatch:
             nonlocal chosen, repeats
-            if repeats:  # another worker has leased one of the rows meanwhile
-                chosen = await self._choose(request)
+            if repeats:  # another worker has leased one of the rows meanwhile, or is about to
+                chosen = await self._choose(request, contested.begin_try())
             repeats = True
+            contested.add(chosen.due_times)
             return await claim.claim(tx, chosen, request, leased)
 
         batch = await self._write(lease)
         self._leased_documents.keep(leased)
         return await self._end_claim(batch, chosen, request)
 
-    async def _choose(self, request: ClaimRequest) -> ClaimPlan:
+    async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
         return await self._connection.look_now(
             lambda db: claim.read_queues(db, request),
-            lambda tx, found: claim.plan(tx, request, self._turns, found),
+            lambda tx, found: claim.plan(tx, request, self._turns, found, skipped),
         )
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
@@ -163,7 +162,10 @@ class MongoStore(TransactionalStore):
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         leased: list[Document] = []
-        batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
+        contested = leases.ContestedRows()
+        batch = await self._write(
+            lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased, contested)
+        )
         self._leased_documents.keep(leased)
         return batch
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import pymongo
 from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
@@ -19,6 +20,9 @@ from homing.stores.mongo.schema import WAKE_UPS
 log = logging.getLogger("homing.store")
 
 _KEY = "accepted"
+
+_TIMEOUT_S = 5.0
+"""Longest time for sending a wake-up, or for closing the change stream."""
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 """First and longest pause before a lost change stream is opened again."""
@@ -47,11 +51,15 @@ class WakeUps:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                async with await self._database()[WAKE_UPS].watch() as changes:
+                changes = await self._database()[WAKE_UPS].watch()
+                try:
                     self.hears, pause_s = True, _FIRST_PAUSE_S
                     wake()  # something may have been accepted before the stream was open
                     async for _ in changes:
                         wake()
+                finally:
+                    with pymongo.timeout(_TIMEOUT_S):
+                        await changes.close()
             except PyMongoError as error:
                 if self.hears:
                     name = type(error).__name__
@@ -72,7 +80,8 @@ class WakeUps:
             self._again = False
             try:
                 touched = self._database()[WAKE_UPS].with_options(write_concern=WriteConcern(1))
-                await touched.update_one({"_id": _KEY}, {"$inc": {"number": 1}}, upsert=True)
+                with pymongo.timeout(_TIMEOUT_S):
+                    await touched.update_one({"_id": _KEY}, {"$inc": {"number": 1}}, upsert=True)
             except PyMongoError as error:
                 log.debug("a wake-up was lost: %s", type(error).__name__)
                 return
