@@ -130,7 +130,7 @@ class SimulatedCallers:
             elif error is None:
                 self._accepted.setdefault((tenant, key), request)
         if error is None and self._spool is not None and task.result().status == "spooled":
-            self._spool.told(task.result().notification_ids, poisoned=request.type == POISON)
+            self._spool.answered(task.result().notification_ids, poisoned=request.type == POISON)
         elif error is None:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):

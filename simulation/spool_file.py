@@ -19,7 +19,7 @@ from simulation.shadow_state import SimulationState
 
 
 class _SpooledRequest(Struct, frozen=True):
-    """A request that a caller was told to be spooled."""
+    """A request whose caller got the answer that it is spooled."""
 
     ids: tuple[str, ...]
     poisoned: bool
@@ -27,12 +27,12 @@ class _SpooledRequest(Struct, frozen=True):
 
 
 class SpoolFile:
-    """The file, and what callers were told about it. Checks invariants 2 and 22."""
+    """The file, and the answers that callers got about it. Checks invariants 2 and 22."""
 
     def __init__(self, state: SimulationState) -> None:
         self._state = state
         self._folder = TemporaryDirectory(prefix="homing-simulation-")
-        self._told: list[_SpooledRequest] = []
+        self._answered: list[_SpooledRequest] = []
         self.path = Path(self._folder.name) / "spool"
 
     @property
@@ -40,14 +40,14 @@ class SpoolFile:
         """Number of requests in the file."""
         return len(self.path.read_bytes().splitlines()) if self.path.exists() else 0
 
-    def told(self, ids: Sequence[str], *, poisoned: bool) -> None:
-        """Records that a caller was told that its request is spooled under these ids."""
-        self._told.append(_SpooledRequest(tuple(ids), poisoned))
+    def answered(self, ids: Sequence[str], *, poisoned: bool) -> None:
+        """Records that a caller got the answer that its request is spooled under these ids."""
+        self._answered.append(_SpooledRequest(tuple(ids), poisoned))
         self._state.note("sim", f"spooled {len(ids)} {'poisoned ' if poisoned else ''}notifications")
 
     def finish(self, database: SimulatedDatabase, removed: Collection[str]) -> None:
         """Checks, after the run, what has become of the requests."""
-        for one in self._told:
+        for one in self._answered:
             for id in one.ids:
                 if id in removed:
                     continue

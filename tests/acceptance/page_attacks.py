@@ -321,7 +321,7 @@ def guessed_keys(by: PageAttacker) -> None:
 ATTACKS: tuple[Callable[[PageAttacker], None], ...] = (
     *(forged_forms, hostile_text, missing_headers, other_tenants, stolen_sessions),
     *(ended_sessions, led_away, odd_forms, used_links),
-    guessed_keys,  # the last one: nobody can sign in for a minute
+    guessed_keys,  # the last one, because no one can sign in for a minute afterwards
 )
 
 GUARDED = frozenset(
