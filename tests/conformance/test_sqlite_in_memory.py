@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextlib import closing
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -115,7 +116,7 @@ def test_the_same_steps_give_the_same_events_in_every_process() -> None:
     walks = [
         subprocess.run(
             [sys.executable, __file__],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             check=True,
             timeout=240,

@@ -11,7 +11,6 @@ from pymongo.errors import BulkWriteError
 
 from homing.core.lifecycle.claims import (
     Acceptance,
-    Claim,
     NewNotification,
     RequestKey,
     StoredRequest,
@@ -19,16 +18,12 @@ from homing.core.lifecycle.claims import (
 )
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.receipts import ReceiptEvent
-from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
+from homing.core.lifecycle.rows import Change, new_row, shared_fields
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import OutcomeKind, Status
 from homing.stores.common.codec import encode
-from homing.stores.common.repeated_requests import (
-    earlier_id,
-    ids_to_look_up,
-    is_stored,
-    may_be_partly_stored,
-)
+from homing.stores.common.intake import Intake
+from homing.stores.common.repeated_requests import ids_to_look_up
 from homing.stores.mongo.change_recorder import MongoChangeRecorder
 from homing.stores.mongo.documents import Document, message_document, metadata_pairs, row_document
 from homing.stores.mongo.errors import has_duplicate_key
@@ -53,18 +48,12 @@ class _Kind(Struct):
     number: int = 0
 
 
-class _Intake:
-    """State of one accept call: the stored requests and ids it has read, and what it will write."""
-
+class _MongoIntake(Intake):
     def __init__(self, tx: MongoTransaction) -> None:
+        super().__init__(tx.now)
         self.tx = tx
         self.recorder = MongoChangeRecorder(tx)
-        self.requests: dict[RequestKey, StoredRequest] = {}
-        self.dedups: dict[RequestKey, tuple[str, int]] = {}
-        self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: list[Document] = []
-        self.new_dedups: dict[RequestKey, tuple[str, int, int]] = {}
-        """Dedup key → (id, time of acceptance, end of the dedup window)."""
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self.alone: list[Change] = []
         self.rows: list[Document] = []
@@ -82,45 +71,17 @@ class _Intake:
             )
             self.stored = {one["_id"]: (one["tenant"], one["batch_id"]) for one in found}
 
-    def accept(self, submission: Submission) -> Acceptance:
-        key = (submission.tenant, submission.idempotency_key or "")
-        if submission.idempotency_key is not None and key in self.requests:
-            return self.requests[key].answer(submission.fingerprint)
-        repeated = self._repeated(submission)
-        ids: list[str] = []
-        duplicates: set[str] = set()
-        claims: list[Claim] = []
-        for new in submission.notifications:
-            earlier = new.id if repeated else None
-            if not repeated and (new.dedup_key is not None or self.stored):
-                earlier = earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
-            ids.append(earlier or new.id)
-            if earlier is not None:
-                duplicates.add(earlier)
-                continue
-            self._store(submission, new)
-            if submission.lease_to is not None:
-                row = new_row(new, submission, self.tx.now).row
-                claims.append(claim_of(row, new.message, row.aged_from))
-        accepted = tuple(ids)
-        if submission.idempotency_key is not None:
-            self.requests[key] = StoredRequest(submission.fingerprint, submission.batch_id, accepted)
-            self.new_requests.append(
-                {
-                    "_id": encode(key),
-                    "tenant": key[0],
-                    "idempotency_key": key[1],
-                    "fingerprint": submission.fingerprint,
-                    "batch_id": submission.batch_id,
-                    "ids": accepted,
-                    "created_at": self.tx.now,
-                }
-            )
-        return Acceptance(
-            batch_id=submission.batch_id,
-            ids=accepted,
-            duplicates=frozenset(duplicates),
-            claims=tuple(claims),
+    def add_request(self, key: RequestKey, request: StoredRequest) -> None:
+        self.new_requests.append(
+            {
+                "_id": encode(key),
+                "tenant": key[0],
+                "idempotency_key": key[1],
+                "fingerprint": request.fingerprint,
+                "batch_id": request.batch_id,
+                "ids": request.ids,
+                "created_at": self.now,
+            }
         )
 
     async def write(self) -> None:
@@ -140,37 +101,24 @@ class _Intake:
         await db.insert(REQUESTS, self.new_requests)
         await db.bulk_write(DEDUPS, [_dedup_write(*one) for one in self.new_dedups.items()])
 
-    def _repeated(self, submission: Submission) -> bool:
-        """Returns True if the first id shows that the whole submission is stored already.
-
-        Returns False for a submission with dedup keys, whose ids must be checked one by one.
-        """
-        if not submission.notifications or may_be_partly_stored(submission):
-            return False
-        return is_stored(submission, submission.notifications[0], self.stored)
-
-    def _store(self, submission: Submission, new: NewNotification) -> None:
+    def add_row(self, submission: Submission, new: NewNotification) -> None:
         document = self._document(submission, new)
         if metadata := metadata_pairs(new.message.metadata):
             document["metadata"] = metadata
         self.rows.append(document)
         self.messages.append(message_document(submission.tenant, new.id, new.message))
-        if new.dedup_key is not None:
-            key = (submission.tenant, new.dedup_key)
-            self.dedups[key] = (new.id, self.tx.now)
-            self.new_dedups[key] = (new.id, self.tx.now, self.tx.now + new.dedup_window_ms)
 
     def _document(self, submission: Submission, new: NewNotification) -> Document:
         """Returns the document of a row. Rows that are alike are computed and counted together."""
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
-            change = new_row(new, submission, self.tx.now)
+            change = new_row(new, submission, self.now)
             self.recorder.add_failure_details(new.id, new.message)
             self.alone.append(change)
             return row_document(change.row)
         key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
         kind = self.kinds.get(key)
         if kind is None:
-            change = new_row(new, submission, self.tx.now)
+            change = new_row(new, submission, self.now)
             kind = self.kinds[key] = _Kind(change, row_document(change.row))
         kind.number += 1
         return {
@@ -189,7 +137,7 @@ async def accept(
     Unless `all_ids`, it looks up only the ids that show a repetition, and raises `IdsStoredAlready` if
     another one is stored already.
     """
-    intake = _Intake(tx)
+    intake = _MongoIntake(tx)
     await intake.read(batch, all_ids=all_ids)
     answers = tuple(intake.accept(submission) for submission in batch)
     await intake.write()

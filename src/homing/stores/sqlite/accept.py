@@ -9,22 +9,16 @@ from msgspec import Struct, json
 
 from homing.core.lifecycle.claims import (
     Acceptance,
-    Claim,
     NewNotification,
     RequestKey,
     StoredRequest,
     Submission,
 )
 from homing.core.lifecycle.events import STATUS_CHANGED
-from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
+from homing.core.lifecycle.rows import Change, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
-from homing.stores.common.repeated_requests import (
-    earlier_id,
-    ids_to_look_up,
-    is_stored,
-    may_be_partly_stored,
-    may_be_taken,
-)
+from homing.stores.common.intake import Intake
+from homing.stores.common.repeated_requests import ids_to_look_up, may_be_taken
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
 from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
 from homing.stores.sqlite.statements import GroupedInsert, SqliteTransaction, build_insert
@@ -89,10 +83,9 @@ _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
 
-class _Intake:
-    """State of one accept call: the stored requests and ids it has read, and what it will write."""
-
+class _SqliteIntake(Intake):
     def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
+        super().__init__(tx.now)
         self.tx = tx
         self.recorder = SqliteChangeRecorder(tx)
         self.requests = known_requests(tx, _keys_of(batch))
@@ -100,8 +93,6 @@ class _Intake:
         self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
-        self.new_dedups: dict[RequestKey, tuple[str, int, int]] = {}
-        """Dedup key → (id, time of acceptance, end of the dedup window)."""
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self._announced = STATUS_CHANGED in tx.subscribed
         self._last_key: tuple[Any, ...] = ()
@@ -109,37 +100,9 @@ class _Intake:
         self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
 
-    def accept(self, submission: Submission) -> Acceptance:
-        key = (submission.tenant, submission.idempotency_key or "")
-        if submission.idempotency_key is not None and key in self.requests:
-            return self.requests[key].answer(submission.fingerprint)
-        repeated = self._repeated(submission)
-        ids: list[str] = []
-        duplicates: set[str] = set()
-        claims: list[Claim] = []
-        for new in submission.notifications:
-            earlier = new.id if repeated else None
-            if not repeated and (new.dedup_key is not None or self.stored):
-                earlier = earlier_id(submission, new, self.stored, self.dedups, self.tx.now)
-            ids.append(earlier or new.id)
-            if earlier is not None:
-                duplicates.add(earlier)
-                continue
-            self._store(submission, new)
-            if submission.lease_to is not None:
-                row = new_row(new, submission, self.tx.now).row
-                claims.append(claim_of(row, new.message, row.aged_from))
-        accepted = tuple(ids)
-        if submission.idempotency_key is not None:
-            self.requests[key] = StoredRequest(submission.fingerprint, submission.batch_id, accepted)
-            columns = (submission.fingerprint, submission.batch_id, encode(accepted), self.tx.now)
-            self.new_requests.append((*key, *columns))
-        return Acceptance(
-            batch_id=submission.batch_id,
-            ids=accepted,
-            duplicates=frozenset(duplicates),
-            claims=tuple(claims),
-        )
+    def add_request(self, key: RequestKey, request: StoredRequest) -> None:
+        columns = (request.fingerprint, request.batch_id, encode(request.ids), self.now)
+        self.new_requests.append((*key, *columns))
 
     def write(self) -> None:
         tx = self.tx
@@ -154,24 +117,11 @@ class _Intake:
         if self.new_dedups:
             _UPSERT_DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
-    def _repeated(self, submission: Submission) -> bool:
-        """Returns True if the first id shows that the whole submission is stored already.
-
-        Returns False for a submission with dedup keys, whose ids must be checked one by one.
-        """
-        if not self.stored or not submission.notifications or may_be_partly_stored(submission):
-            return False
-        return is_stored(submission, submission.notifications[0], self.stored)
-
-    def _store(self, submission: Submission, new: NewNotification) -> None:
+    def add_row(self, submission: Submission, new: NewNotification) -> None:
         self.seq += 1
         own = (self.seq, new.id, submission.batch_id, new.address)
         self.rows.append((own, self._shared(submission, new)))
         self.messages.append((self.seq, encode(new.message)))
-        if new.dedup_key is not None:
-            key = (submission.tenant, new.dedup_key)
-            self.dedups[key] = (new.id, self.tx.now)
-            self.new_dedups[key] = (new.id, self.tx.now, self.tx.now + new.dedup_window_ms)
 
     def _shared(self, submission: Submission, new: NewNotification) -> tuple[Column, ...]:
         """Returns the row's shared columns, computed once per kind of row.
@@ -179,7 +129,7 @@ class _Intake:
         Rows that publish an event or are rejected are recorded one by one.
         """
         if new.refused or self._announced:
-            change = new_row(new, submission, self.tx.now)
+            change = new_row(new, submission, self.now)
             self.recorder.add_failure_details(self.seq, new.message)
             self.recorder.record(self.seq, change)
             return shared_columns(change.row)
@@ -189,7 +139,7 @@ class _Intake:
         else:
             kind = self.kinds.get(key)
         if kind is None:
-            change = new_row(new, submission, self.tx.now)
+            change = new_row(new, submission, self.now)
             kind = self.kinds[key] = _Kind(change, self.seq, shared_columns(change.row))
         kind.number += 1
         self._last_key, self._last_kind = key, kind
@@ -205,7 +155,7 @@ def accept(
 
     Calls `on_written` with the seqs of the newest row before and after that.
     """
-    intake = _Intake(tx, batch)
+    intake = _SqliteIntake(tx, batch)
     before = intake.seq
     answers = tuple(intake.accept(submission) for submission in batch)
     intake.write()
