@@ -11,8 +11,9 @@ import pytest
 
 from homing import ConfigError, Outcome, PolicyPatch, Reason, Rule, Status
 from homing.compose import ProviderArgument
+from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ReceiptEvent
-from homing.core.notifications import Channel, Priority
+from homing.core.notifications import Channel, Mode, Priority
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
 from homing.core.retry.policy import Backoff, BounceFailover, Jitter, MatchKeys
@@ -126,6 +127,23 @@ async def test_a_change_applies_from_the_next_decision_on(harness: EngineHarness
     await seconds(30)
     found = await engine.get(id)
     assert (found.status, found.attempt_count) == (Status.FAILED, 3)
+
+
+async def test_rules_apply_even_if_what_is_read_along_with_them_cannot_be_read(
+    harness: EngineHarness,
+) -> None:
+    """A store that fails between the two reads must not keep the previous rules in force."""
+    policies = office(harness, patience(max_attempts=5))
+    await office(harness, patience(max_attempts=5)).set(patience(max_attempts=7), who="ada")
+
+    async def fail() -> None:
+        raise StoreUnavailable
+
+    policies.read_along = fail
+    with pytest.raises(StoreUnavailable):
+        await policies.refresh()
+    keys = MatchKeys("default", "message", "", Channel.EMAIL, Priority.MEDIUM)
+    assert policies.book.policy(keys, Mode.STANDARD).max_attempts == 7
 
 
 async def test_every_change_is_recorded_with_who_when_before_and_after(harness: EngineHarness) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -116,14 +116,17 @@ class Policies:
         self._reads += 1
         number = self._reads
         try:
-            entries = await self._entries()
+            self._put_in_force(number, await self._entries())
             if self.read_along is not None:
                 await self.read_along()
         except BaseException:
             self._read_ms = None
             raise
+
+    def _put_in_force(self, number: int, entries: Sequence[Entry]) -> None:
+        """Puts the rules of a read in force, unless one that began later has already been."""
         if number < self._newest_read:
-            return  # a read that began later has already been put in force
+            return
         self._newest_read = number
         seen = tuple((entry.key, entry.version, entry.updated_at) for entry in entries)
         if seen == self._seen:
