@@ -40,21 +40,21 @@ class Suite:
 
 
 SUITES = (
-    Suite("unit", "single modules and classes, without an engine or a socket", "about 1 minute"),
+    Suite("unit", "single modules and classes, without an engine or a socket", "about 2 minutes"),
     Suite(
-        "component", "a whole engine, or one part over real sockets, in one process", "about 3 minutes", True
+        "component", "a whole engine, or one part over real sockets, in one process", "about 4 minutes", True
     ),
-    Suite("conformance", "the rules that every store and every provider must follow", "about 1 minute"),
-    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes", True),
+    Suite("conformance", "the rules that every store and every provider must follow", "about 3 minutes"),
+    Suite("integration", "stores, brokers, HTTP and SMTP, with real servers", "about 5 minutes", True),
     Suite(
         "acceptance",
         "whole programs: the command line, the service, kill -9, outages",
-        "about 2 minutes",
+        "about 4 minutes",
         True,
     ),
-    Suite("browser", "the dashboard in Chromium, with the whole service", "about 2 minutes", True),
-    Suite("upgrade", "an older build from the history shares a store with this one", "about 20 seconds"),
-    Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
+    Suite("browser", "the dashboard in Chromium, with the whole service", "about 1 minute", True),
+    Suite("upgrade", "an older build from the history shares a store with this one", "about 5 seconds"),
+    Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 4 minutes"),
 )
 
 

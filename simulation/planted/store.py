@@ -569,7 +569,7 @@ def taken_does_not_count(real: str) -> str:
     "25",
     on=(accept, "_KNOWN_DEDUPS"),
     plan=bugs.repeating,
-    seed=1_010,
+    seed=1_013,
 )
 def failed_counts(real: str) -> str:
     return real.replace("f.receipt_rank IN (", "f.receipt_rank > 100 AND f.receipt_rank IN (")
@@ -665,6 +665,7 @@ def outbox_emptied(real: Any) -> Any:
     "17",
     on=(sinks, "remove_events"),
     plan=bugs.steady,
+    seed=2,
 )
 def event_leaves_every_outbox(real: Any) -> Any:
     def remove_events(tx: Any, sink: str, ids: Any) -> None:
