@@ -16,7 +16,7 @@ from homing.core.lifecycle.rows import claim_of, new_row
 from homing.stores.common.repeated_requests import earlier_id, is_stored, may_be_partly_stored
 
 
-class Intake(ABC):
+class SubmissionIntake(ABC):
     """State of one accept call: the stored requests and ids that were read, and what will be written."""
 
     def __init__(self, now: int) -> None:

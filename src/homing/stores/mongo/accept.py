@@ -22,7 +22,7 @@ from homing.core.lifecycle.rows import Change, new_row, shared_fields
 from homing.core.lifecycle.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 from homing.core.notifications import OutcomeKind, Status
 from homing.stores.common.codec import encode
-from homing.stores.common.intake import Intake
+from homing.stores.common.intake import SubmissionIntake
 from homing.stores.common.repeated_requests import ids_to_look_up
 from homing.stores.mongo.change_recorder import MongoChangeRecorder
 from homing.stores.mongo.documents import Document, message_document, metadata_pairs, row_document
@@ -48,7 +48,7 @@ class _Kind(Struct):
     number: int = 0
 
 
-class _MongoIntake(Intake):
+class _MongoIntake(SubmissionIntake):
     def __init__(self, tx: MongoTransaction) -> None:
         super().__init__(tx.now)
         self.tx = tx

@@ -17,7 +17,7 @@ from homing.core.lifecycle.claims import (
 from homing.core.lifecycle.events import STATUS_CHANGED
 from homing.core.lifecycle.rows import Change, new_row, shared_fields
 from homing.stores.common.codec import Column, encode
-from homing.stores.common.intake import Intake
+from homing.stores.common.intake import SubmissionIntake
 from homing.stores.common.repeated_requests import ids_to_look_up, may_be_taken
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
 from homing.stores.sqlite.columns import OWN_FIELDS, SHARED_FIELDS, shared_columns
@@ -83,7 +83,7 @@ _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
 
-class _SqliteIntake(Intake):
+class _SqliteIntake(SubmissionIntake):
     def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         super().__init__(tx.now)
         self.tx = tx
