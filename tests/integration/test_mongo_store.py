@@ -25,6 +25,17 @@ from homing.testing.store_suite.harness import accept_one, claim_all, count_by_s
 from support.mongo_server import NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+"""PyMongo leaves a socket to the garbage collector if its connection is cancelled while it opens, or if its
+handshake fails."""
+
+
+@pytest.fixture(autouse=True)
+def _collect_sockets() -> Iterator[None]:
+    """Collects such sockets at the end of each test, so that no test of another module is blamed for them."""
+    yield
+    gc.collect()
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PrivateMongo]:
@@ -179,8 +190,6 @@ async def test_an_empty_database_says_how_to_create_the_collections(url: str) ->
 # Encrypted connections ---------------------------------------------------------------------------------
 
 
-# PyMongo leaves the socket of a failed handshake to the garbage collector.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 async def test_the_store_works_over_tls_and_refuses_an_unknown_certificate() -> None:
     with PrivateMongo(tls=True) as server:
         url = f"{server.database_url('homing')}&tls=true"
