@@ -24,6 +24,7 @@ pytest_plugins = [
     "support.event_loops",
     "support.fresh_seeds",
     "support.kafka_broker",
+    "support.mongo_server",
     "support.postgres_servers",
     "support.rabbitmq_server",
     "support.redis_server",

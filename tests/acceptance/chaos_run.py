@@ -6,8 +6,8 @@
 Workers are killed with `kill -9`, the server is stopped as by a power cut and started again, its connections
 are cut, and workers are suspended for three leases, all at random moments while this process keeps sending.
 Some of them are suspended inside a transaction, when they hold locks that others need. MongoDB is a replica
-set of three: a cut makes its primary step down, and a restart kills its primary. No worker is suspended
-inside a transaction there, because the server ends such a transaction only after a minute. Afterwards every
+set of three: a cut makes its primary step down, and a restart kills its primary. It ends the transaction of
+a suspended worker after some seconds instead of a minute, which is the server's default. Afterwards every
 accepted notification must be accounted for, nothing may have been sent more often than it was attempted, and
 late settlements of suspended workers must have been refused. Finally the recovery time is measured for each
 kind of fault: from its end until every attempt in flight has ended or was declared lost.
@@ -45,6 +45,7 @@ from support.worker_fleet import (
     DeliveryCount,
     Fleet,
     count,
+    ports_of,
     send_some,
     settled,
     show,
@@ -61,6 +62,8 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
 PATIENCE_S = 300.0
 """Longer than a breaker stays open, and longer than all workers need to restart."""
+TRANSACTION_S = 5
+"""MongoDB ends the transaction of a suspended worker after this time. Until then its rows are locked."""
 IN_FLIGHT = 60
 """Number of notifications sent together before a fault, so that it hits some in flight."""
 
@@ -76,10 +79,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Suspensions inside a transaction."""
     probes: int = 5
     notifications: int = 6000
-
-
-WITHOUT_FREEZES = replace(Plan(), freezes=0)
-"""The faults of a long run on MongoDB."""
 
 
 class ChaosServer(Protocol):
@@ -103,6 +102,9 @@ class ChaosServer(Protocol):
 
     async def under_way(self, pid: int | None = None) -> Attempts:
         """Returns the attempts in flight, of one worker or of all."""
+
+    async def suspend_inside_transaction(self, worker: subprocess.Popen[bytes]) -> bool:
+        """Suspends a worker if it is inside a transaction that has written something."""
 
 
 class ChaosPostgres:
@@ -135,6 +137,13 @@ class ChaosPostgres:
         found = await self._query(UNDER_WAY, "%" if pid is None else f"%:{pid}")
         return [(row["seq"], row["attempts"]) for row in found]
 
+    async def suspend_inside_transaction(self, worker: subprocess.Popen[bytes]) -> bool:
+        connection = await asyncpg.connect(self._server.url)
+        try:
+            return await suspend_inside_transaction(worker, connection) is not None
+        finally:
+            await connection.close()
+
     async def _query(self, sql: str, *parameters: object) -> list[asyncpg.Record]:
         connection = await asyncpg.connect(self._server.url)
         try:
@@ -149,7 +158,7 @@ class ChaosMongo:
     recovery_s = 15.0
 
     def __init__(self) -> None:
-        self._server = PrivateMongo(3)
+        self._server = PrivateMongo(3, parameters=(f"transactionLifetimeLimitSeconds={TRANSACTION_S}",))
 
     @property
     def url(self) -> str:
@@ -173,6 +182,13 @@ class ChaosMongo:
 
     async def under_way(self, pid: int | None = None) -> Attempts:
         return await asyncio.to_thread(self._under_way, pid)
+
+    async def suspend_inside_transaction(self, worker: subprocess.Popen[bytes]) -> bool:
+        worker.send_signal(signal.SIGSTOP)
+        if await asyncio.to_thread(self._server.wait_for_end_of_calls, ports_of(worker.pid)):
+            return True
+        worker.send_signal(signal.SIGCONT)
+        return False
 
     def _under_way(self, pid: int | None) -> Attempts:
         condition = {
@@ -303,21 +319,19 @@ class Chaos:
 
     async def _freeze(self) -> None:
         """Suspends a worker inside a transaction. Everything that it has locked is delivered meanwhile."""
-        connection = await asyncpg.connect(self._server.url)
         worker = None
         try:
             async with self._traffic(), asyncio.timeout(PATIENCE_S):
                 while worker is None:
                     self._fleet.restart_ended()
                     chosen = self._chance.choice(self._fleet.workers)
-                    if await suspend_inside_transaction(chosen, connection) is not None:
+                    if await self._server.suspend_inside_transaction(chosen):
                         worker = chosen
             await asyncio.sleep(PAUSE_S)
             self._frozen += await settled(self._homing, len(self._accepted), within_s=PATIENCE_S)
         finally:
             if worker is not None:
                 worker.send_signal(signal.SIGCONT)
-            await connection.close()
 
     async def _kill_busy(self) -> Attempts:
         """Kills a worker during its deliveries, and returns those. The next two methods do the same."""
@@ -389,8 +403,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     options = vars(parser.parse_args())
     seed, store = options.pop("seed"), options.pop("store")
-    plan = WITHOUT_FREEZES if store == "mongodb" else Plan()
-    plan = replace(plan, **{name: value for name, value in options.items() if value is not None})
+    plan = replace(Plan(), **{name: value for name, value in options.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(Path(folder), plan, seed, SERVERS[store]())
         report = asyncio.run(chaos.run(lambda line: print(f"\r{line}", end="", file=sys.stderr)))

@@ -12,9 +12,7 @@ import pytest
 
 from support.browser_pages import TOML
 from support.dashboard_site import SCREENS, DashboardSite, fill
-from support.mongo_server import PrivateMongo, mongo_server
-
-__all__ = ["mongo_server"]
+from support.mongo_server import PrivateMongo
 
 
 @pytest.fixture(scope="module")

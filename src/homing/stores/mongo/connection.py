@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -43,10 +43,22 @@ _CALL_TIMEOUT_S = 20.0
 
 _CLOSE_TIMEOUT_S = 5.0
 
-_SELECTION_TIMEOUT_MS = 10_000
-"""Longest wait for a primary. An election after the loss of one takes a few seconds."""
+_APPLICATION = "homing"
+"""Name of this program on the server."""
 
-_CONNECT_TIMEOUT_MS = 5_000
+_ABANDONED_MS = 5_000
+"""A transaction of this program in which nothing has happened for this long is ended if it is in the way.
+
+Its process was killed or suspended. The server ends it after a minute, and keeps its documents locked until
+then. A process that is only slow runs its transaction again.
+"""
+
+_DEFAULTS: Mapping[str, Any] = {
+    # Longest wait for a primary. An election after the loss of one takes a few seconds.
+    "serverSelectionTimeoutMS": 10_000,
+    "connectTimeoutMS": 5_000,
+}
+"""Options of the client that the address may set to something else."""
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.002, 0.1
 """Pauses before a transaction that met another one is run again. A random part of it is waited."""
@@ -96,7 +108,7 @@ class MongoConnection:
         """`adjust_clock` changes the server's time, for tests. `on_other_history` is called before the first
         transaction with another primary, which may lack commits of the last one."""
         self._url = url
-        self._database_name, self.where = _parse(url)
+        self._database_name, self.where, self._defaults = _parse(url)
         self._steady_clock = steady_clock or steady_clock_ms
         self._adjust_clock = adjust_clock or (lambda now: now)
         self._on_other_history = on_other_history
@@ -126,11 +138,10 @@ class MongoConnection:
             return
         client: AsyncMongoClient[Document] = AsyncMongoClient(
             self._url,
-            appname="homing",
-            serverSelectionTimeoutMS=_SELECTION_TIMEOUT_MS,
-            connectTimeoutMS=_CONNECT_TIMEOUT_MS,
+            appname=_APPLICATION,
             retryWrites=True,
             retryReads=True,
+            **self._defaults,  # an argument would override the same option of the address
         )
         try:
             await _check_server(client, self.where)
@@ -163,6 +174,7 @@ class MongoConnection:
         If the answer to the commit is lost, the commit is repeated until the server says what became of it.
         """
         database, until, pause_s = self.database, time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
+        next_look = time.monotonic() + _ABANDONED_MS / 1000
         while True:
             shard = self._take_shard()
             try:
@@ -174,6 +186,9 @@ class MongoConnection:
             except Exception as error:
                 if not is_transient(error) or time.monotonic() + pause_s >= until:
                     raise translate(error, self.where) from error
+                if time.monotonic() >= next_look:
+                    await self._end_abandoned_transactions()
+                    next_look = time.monotonic() + _ABANDONED_MS / 1000
             finally:
                 self._used_shards.discard(shard)
             await asyncio.sleep(random.random() * pause_s)
@@ -288,6 +303,29 @@ class MongoConnection:
             "a transaction has been open for %d s; its events may miss a new sink", _OPEN_TRANSACTIONS_S
         )
 
+    async def _end_abandoned_transactions(self) -> None:
+        """Ends the transactions that killed or suspended processes of this program have left open."""
+        left_open = [
+            {"$currentOp": {"allUsers": False, "idleSessions": True}},
+            {
+                "$match": {
+                    "active": False,
+                    "appName": _APPLICATION,
+                    "transaction.timeInactiveMicros": {"$gte": _ABANDONED_MS * 1000},
+                }
+            },
+            {"$project": {"lsid": 1}},
+        ]
+        try:
+            with pymongo.timeout(_CALL_TIMEOUT_S):
+                admin = self.database.client.admin
+                found = await (await admin.aggregate(left_open)).to_list()
+                if found:
+                    await admin.command("killSessions", [{"id": one["lsid"]["id"]} for one in found])
+                    log.warning("ended %d transactions that other processes have left open", len(found))
+        except PyMongoError as error:
+            log.warning("cannot end a transaction that is in the way: %s", type(error).__name__)
+
     async def now_ms(self) -> int:
         """Returns the time of the store's clock."""
         return await self.read(_time_of)
@@ -374,20 +412,25 @@ async def _commit(session: AsyncClientSession) -> None:
         await asyncio.sleep(_FIRST_PAUSE_S)
 
 
-def _parse(url: str) -> tuple[str, str]:
-    """Returns the name of the database, and the address for messages, which has no credentials."""
+def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
+    """Returns the name of the database, and the address for messages, which has no credentials.
+
+    The third value are the defaults of options that the address does not set.
+    """
     scheme = url.partition("://")[0]
     shown = url.partition("://")[2].rpartition("@")[2].partition("?")[0]
     try:
         # A host of mongodb+srv:// is looked up by the client, when it connects.
         plain = url if scheme == "mongodb" else f"mongodb://{url.partition('://')[2]}"
-        name = parse_uri(plain, warn=False)["database"] or _DEFAULT_DATABASE
+        parsed = parse_uri(plain, warn=False)
     except (InvalidURI, ConfigurationError, ValueError):
         raise ConfigError(
             "store", f"is not a valid address; write mongodb://HOST/DATABASE (given: {scheme}://{shown})"
         ) from None
+    name = parsed["database"] or _DEFAULT_DATABASE
     hosts = shown.partition("/")[0]
-    return name, f"{scheme}://{hosts}/{name}"
+    defaults = {option: value for option, value in _DEFAULTS.items() if option not in parsed["options"]}
+    return name, f"{scheme}://{hosts}/{name}", defaults
 
 
 async def _check_server(client: AsyncMongoClient[Document], where: str) -> None:
