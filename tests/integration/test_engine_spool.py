@@ -90,6 +90,10 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
 def inode(path: Path) -> int:
     return path.stat().st_ino
 
@@ -131,6 +135,18 @@ async def test_with_spooling_the_request_is_kept_and_delivered_later(
     assert (await engine.process()).succeeded == 1
     done = await engine.get(sent.id)
     assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
+
+
+async def test_only_the_owner_may_read_the_spool(engine: Homing, store: UnreliableStore, file: Path) -> None:
+    await spooled(engine, store)
+
+    assert {mode_of(one) for one in file.parent.glob("spool*")} == {0o600}
+    with file.open("ab") as spool:
+        spool.write(b"unreadable\n")
+    await engine.process()
+    found = {one.name: mode_of(one) for one in file.parent.glob("spool*")}
+    endings = ("", ".lock", ".draining", ".refused")
+    assert found == dict.fromkeys([f"spool.jsonl{ending}" for ending in endings], 0o600)
 
 
 async def test_a_store_that_hangs_counts_as_unavailable_and_the_request_is_stored_once(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,21 @@ async def test_reads_that_wait_are_done_before_the_store_closes(tmp_path: Path) 
     await asyncio.sleep(0)
     await store.close()
     assert await asyncio.gather(*reads) == [()] * 30
+
+
+def test_the_connections_are_closed_one_after_the_other(tmp_path: Path) -> None:
+    """SQLite writes the log to the main file when the last one is closed, if no other is being closed."""
+    closers: list[int] = []
+
+    class Connection(sqlite3.Connection):
+        def close(self) -> None:
+            closers.append(threading.get_ident())
+            super().close()
+
+    path = tmp_path / "homing.db"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, check_same_thread=False, factory=Connection)
+
+    fair_reads.FairReads(connect, path).stop()
+    assert closers == [threading.get_ident()] * fair_reads.THREADS

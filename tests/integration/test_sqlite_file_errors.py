@@ -57,6 +57,28 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+async def test_only_the_owner_may_read_a_new_file_and_its_log(store: SqliteStore, path: Path) -> None:
+    await store.accept([a_submission()])
+
+    found = {one.name: mode_of(one) for one in path.parent.iterdir()}
+    assert found == {"homing.db": 0o600, "homing.db-wal": 0o600, "homing.db-shm": 0o600}
+
+
+async def test_a_file_that_others_may_read_stays_as_its_owner_has_set_it(path: Path) -> None:
+    write(path, b"")
+    os.chmod(path, 0o640)  # noqa: PTH101
+    opened = SqliteStore(path)
+    await opened.open()
+    await opened.migrate()
+    await opened.close()
+
+    assert mode_of(path) == 0o640
+
+
 async def test_a_locked_file_is_busy_only_while_it_is_locked(store: SqliteStore, path: Path) -> None:
     await store.accept([a_submission()])
     other = sqlite3.connect(path, isolation_level=None)

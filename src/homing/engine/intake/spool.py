@@ -15,7 +15,9 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -91,7 +93,7 @@ class Spool:
         async with self._turn:
             if not self._path.exists():
                 return 0
-            with self._sibling("draining").open("ab") as turn:
+            with _open_private(self._sibling("draining"), "ab") as turn:
                 try:
                     fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -167,7 +169,7 @@ class Spool:
                 return known.batch_id, known.ids
             first = not self._path.exists()
             line = msgspec.json.encode(submission) + b"\n"
-            with self._path.open("ab") as file:
+            with _open_private(self._path, "ab") as file:
                 # Remove a partial line. A crash cut it short, so its request was never confirmed.
                 file.truncate(self._read_bytes)
                 file.write(line)
@@ -215,7 +217,7 @@ class Spool:
             return None
 
     def _move_to_refused(self, line: bytes) -> None:
-        with self._sibling("refused").open("ab") as file:
+        with _open_private(self._sibling("refused"), "ab") as file:
             file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -225,7 +227,7 @@ class Spool:
         with self._locked():
             rest = self._path.read_bytes().split(b"\n")[count:]
             fresh = self._sibling("new")
-            with fresh.open("wb") as file:
+            with _open_private(fresh, "wb") as file:
                 file.write(b"\n".join(rest))
                 file.flush()
                 os.fsync(file.fileno())
@@ -234,7 +236,7 @@ class Spool:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._sibling("lock").open("ab") as lock:
+        with _open_private(self._sibling("lock"), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -263,3 +265,8 @@ def _dead_letters(submission: Submission, text: str, why: str) -> Submission:
         for new in submission.notifications
     )
     return replace(submission, notifications=tuple(dead))
+
+
+def _open_private(path: Path, mode: Literal["ab", "wb"]) -> BufferedWriter:
+    """Opens a file for writing. Only its owner may read a new one, because it contains the recipients."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))

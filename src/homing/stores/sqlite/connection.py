@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from homing.core.errors import (
@@ -38,6 +40,7 @@ _PRIMARY_CODE_MASK = 0xFF
 def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     """Opens a connection for use by one thread. The caller begins and ends transactions explicitly."""
     _check_sqlite_version()
+    _create_private(path)
     try:
         connection = sqlite3.connect(
             path,
@@ -55,6 +58,16 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise translate_error(error, path) from error
     return connection
+
+
+def _create_private(path: Path) -> None:
+    """Creates the file so that only its owner may read it, because it contains the recipients.
+
+    SQLite gives the log the same mode. An existing file keeps its mode, and is never opened here: closing it
+    would release the locks of this process's other connections.
+    """
+    with suppress(OSError):  # it exists, or SQLite reports why it cannot be created
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:

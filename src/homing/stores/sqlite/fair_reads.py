@@ -72,6 +72,8 @@ class FairReads:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        for thread in self._threads:
+            thread.close()
 
     def take(self) -> tuple[str, ThreadCall[Any]] | None:
         """Returns the next read and its tenant, or None when there will be no more. Called by the threads."""
@@ -114,6 +116,15 @@ class _TimedReader(ReaderThread):
         """Blocks until the thread has ended."""
         self._thread.join()
 
+    def close(self) -> None:
+        """Closes the connection of a thread that has ended.
+
+        Connections must be closed one after the other: SQLite writes the log to the main file when the last
+        one is closed, and of two that are closed at the same time none is the last.
+        """
+        self._cursor.close()
+        self._connection.close()
+
     def _open_file(self) -> None:
         super()._open_file()
         self._connection.set_progress_handler(self._must_end, _STEPS_BETWEEN_CHECKS)
@@ -129,8 +140,6 @@ class _TimedReader(ReaderThread):
                     call.error = self._explain(call.error)
                 self._return([call])
             self._reads.end(tenant)
-        self._cursor.close()
-        self._connection.close()
 
     def _must_end(self) -> int:
         """Returns 1 if the running read must end: its caller has left, or its time is over."""
