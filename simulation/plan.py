@@ -243,6 +243,9 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
     return _with_lost_commits(plan, Random(f"{seed}/loss plan"))
 
 
+COMPLETE_PROCESS = "p1"
+"""Name of a process that has all providers."""
+
 LACKING_PROCESS = "p2"
 """Name of the process that runs without the providers in `SimulationPlan.lacking`."""
 

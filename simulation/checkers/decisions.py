@@ -26,9 +26,13 @@ from homing.core.retry.policy import (
 from homing.core.retry.presets import PRIORITY
 from homing.core.routing.failover import RouteStep, Spent, first_step
 from simulation.checkers.shared_state import DirectoryChecker
+from simulation.plan import COMPLETE_PROCESS, LACKING_PROCESS
 from simulation.shadow_state import BounceRules, ProviderCall, ProviderWait, ShadowState, SimulationState
 
 _DAY_MS = 86_400_000
+
+_CHOOSERS = (COMPLETE_PROCESS, LACKING_PROCESS)
+"""Processes with each set of providers that a process may have."""
 
 _WEEK_MS = 7 * _DAY_MS
 
@@ -174,9 +178,11 @@ class PolicyChecker:
         if settlement.status is Status.RETRYING:
             kind = settlement.attempt.outcome
             policies = list(self.in_force(process, shadow, shadow.leased_ms))
-            # After an uncounted failure, the round may end elsewhere, with the backoff of what counts.
-            uncounts = _uncounts(shadow, settlement)
-            steps = {shadow.counted, shadow.attempts, shadow.counted - 1} if uncounts else {shadow.counted}
+            steps = {shadow.counted}
+            if _uncounts(shadow, settlement):
+                # The round may end at any provider after this one, with the backoff of what counts by then.
+                last = shadow.attempts + len(self._routes[shadow.channel])
+                steps |= {shadow.counted - 1, *range(shadow.attempts, last)}
             shortest = min(
                 delay_bounds_ms(policy, step, shadow.last_delay_ms)[0]
                 for policy in policies
@@ -198,14 +204,18 @@ class PolicyChecker:
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
         """Returns the class of a call's outcome.
 
-        An unlisted error counts as the provider's fault while another provider can be tried.
+        An unlisted error counts as the provider's fault while another provider can be tried. Settlements
+        after a loss of commits are not checked, so which providers have refused is only in the row then.
         """
         if call.outcome is None:
             return OutcomeKind.AMBIGUOUS
         if shadow is None or not _is_unlisted(call) or shadow.pinned or shadow.mode is Mode.SYNCHRONOUS:
             return call.outcome.kind
         here = {one for one in self._routes[shadow.channel] if self._state.has_provider(call.process, one)}
-        others = here - {call.provider} - shadow.refused_by
+        refused_by = shadow.refused_by
+        if shadow.rolled_back:
+            refused_by = {one for one, why in shadow.spent.items() if why == Spent.REFUSED}
+        others = here - {call.provider} - refused_by
         return OutcomeKind.PROVIDER_FAULT if others else OutcomeKind.BAD_CONTENT
 
     def accepted(self, process: str, shadow: ShadowState, row: Row) -> None:
@@ -216,17 +226,24 @@ class PolicyChecker:
             self._check_taken_over(process, shadow, row)
 
     def _check_first(self, process: str, row: Row) -> None:
-        """Checks the first provider: the first of the route, or one with a share if the route is split."""
+        """Checks the first provider: the first of the route, or one with a share if the route is split.
+
+        A process that empties the spool also accepts requests whose first provider another one has chosen.
+        """
         if self._state.may_be_overridden(row.channel, row.id):
             return
-        route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
-        weights = {c.id: c.weight if len(route) > 1 else None for c in self._state.plan.providers}
-        weights, first = {one: weights[one] for one in route}, route[0]
-        fits = weights[row.provider] if any(weights.values()) else row.provider == first
-        if not fits:
+        choosers = {process, *(_CHOOSERS if self._state.plan.spools else ())}
+        if not any(self._may_start(one, row) for one in choosers):
             self._state.violate(
                 "9", f"starts at {row.provider}, which is not the first provider and has no share", row.id
             )
+
+    def _may_start(self, process: str, row: Row) -> bool:
+        route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
+        weights = {c.id: c.weight for c in self._state.plan.providers if c.id in route}
+        if len(route) > 1 and any(weights.values()):
+            return bool(weights.get(row.provider))
+        return row.provider == route[0]
 
     def _check_taken_over(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks the due time of a notification that another system attempted before."""

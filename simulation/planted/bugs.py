@@ -28,6 +28,7 @@ from simulation.plan import (
     SimulatedProviderPlan,
     SimulationPlan,
     build_crowded_plan,
+    build_plan,
     losing_commits,
     plain_plan,
 )
@@ -161,6 +162,11 @@ _ROUGH = FaultPlan(
 def rough(seed: int) -> SimulationPlan:
     """Returns a plan with most kinds of faults, but without clock jumps and store outages."""
     return replace(plain_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
+
+
+def everything(seed: int) -> SimulationPlan:
+    """Returns the plan of a campaign, for a bug that shows only if several rare things come together."""
+    return build_plan(seed, 250)
 
 
 def steady(seed: int) -> SimulationPlan:

@@ -283,6 +283,24 @@ def retry_is_free(real: Any) -> Any:
 
 
 @BUGS.plant(
+    "the last attempt with an unknown outcome leaves no backoff for a failure that is reported later",
+    "8",
+    on=_DECIDE,
+    plan=bugs.everything,
+    seed=1_600_300_046,
+)
+def last_backoff_not_stored(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, *args: Any, **named: Any) -> Any:
+        settled = real(claim, outcome, *args, **named)
+        unsure = outcome.kind in (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
+        if not unsure or settled.status not in (Status.FAILED, Status.EXPIRED):
+            return settled
+        return replace(settled, bounce_min_ms=None, bounce_max_ms=None)
+
+    return decide
+
+
+@BUGS.plant(
     "a spent provider is tried again in the same round", "9", on=_DECIDE, plan=bugs.two_providers, seed=1_003
 )
 def spent_ignored(real: Any) -> Any:

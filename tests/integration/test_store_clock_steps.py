@@ -1,4 +1,4 @@
-"""Stores whose clock is set while processes use them, on SQLite files and on PostgreSQL."""
+"""Stores whose clock is set while processes use them, on SQLite files, PostgreSQL and MongoDB."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from homing.core.clock_steps import ACCEPTED_AFTER_MS
 from homing.core.lifecycle.claims import Lease
+from homing.stores.mongo import MongoStore
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import (
@@ -23,7 +24,7 @@ from homing.testing.builders import (
     a_submission,
 )
 
-Store = SqliteStore | PostgresStore
+Store = SqliteStore | PostgresStore | MongoStore
 
 _SHIFTED = """
 DROP SCHEMA IF EXISTS test CASCADE;
@@ -70,11 +71,19 @@ class Machine:
         return time.time_ns() // 1_000_000 + self.shift_ms
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mongo"])
 async def machine(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str, migrated_mongo_url: str
 ) -> AsyncIterator[Machine]:
-    if request.param == "sqlite":
+    if request.param == "mongo":
+        made = Machine(
+            lambda it: MongoStore(
+                migrated_mongo_url, steady_clock=it.steady_ms, adjust_clock=lambda now: now + it.shift_ms
+            )
+        )
+        await (await made.process()).now_ms()
+        yield made
+    elif request.param == "sqlite":
         made = Machine(
             lambda it: SqliteStore(tmp_path / "h.db", clock=it.clock_ms, steady_clock=it.steady_ms)
         )

@@ -11,16 +11,18 @@ import pytest
 from msgspec.structs import replace
 from simulation.checkers.decisions import PolicyChecker
 from simulation.checkers.shared_state import BreakerChecker, DirectoryChecker
-from simulation.plan import build_faultless_plan
+from simulation.plan import LACKING_PROCESS, build_faultless_plan
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, Violation
 from simulation.trace import Trace
 
 from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import decide
-from homing.core.retry.policy import FailoverWait, OnTimeout, PolicyPatch, Rule
+from homing.core.retry.policy import Backoff, FailoverWait, Jitter, OnTimeout, PolicyPatch, Rule
 from homing.core.routing.breaker import Breaker, Phase
+from homing.core.routing.failover import Spent
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop, run_virtual
 from support.core_builders import SECOND, TWO, make_claim, make_outcome, make_row
 
@@ -33,9 +35,10 @@ Stopped = Callable[[str, str, ShadowState], bool]
 
 
 def new_checker(
-    loop: VirtualLoop, patch: PolicyPatch, stopped: Stopped
+    loop: VirtualLoop, patch: PolicyPatch, stopped: Stopped, **changes: Any
 ) -> tuple[SimulationState, PolicyChecker]:
-    plan = replace(build_faultless_plan(1, 1), rules=(Rule(name="the rule", policy=patch),))
+    """Returns a checker for a plan with one rule and these fields changed."""
+    plan = replace(build_faultless_plan(1, 1), rules=(Rule(name="the rule", policy=patch),), **changes)
     state = SimulationState(plan, VirtualClock(loop), Trace(None))
     routes = {Channel.SMS: tuple(step.provider for step in TWO)}
     return state, PolicyChecker(state, routes, stopped, DirectoryChecker(state))
@@ -65,6 +68,22 @@ def shadow_of(claim: Claim, **changes: Any) -> ShadowState:
         attempts=1,
     )
     return replace(shadow, **changes)
+
+
+def ended_call(claim: Claim, outcome: Outcome) -> ProviderCall:
+    """Returns the first call of a notification, which has ended."""
+    return ProviderCall(
+        provider="twilio",
+        process="p1",
+        id=claim.id,
+        attempt=1,
+        began_ms=0,
+        due_ms=SECOND,
+        jumps=0,
+        over=True,
+        outcome=outcome,
+        kind=outcome.kind,
+    )
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["free", "pinned"])
@@ -121,18 +140,7 @@ def test_an_uncounted_failure_moves_at_once_or_after_the_backoff(
             loop, patch, lambda process, provider, about: may_be_open and provider == "twilio"
         )
         claim, outcome = make_claim(started_at=state.now), make_outcome(kind, uncounted=True)
-        call = ProviderCall(
-            provider="twilio",
-            process="p1",
-            id=claim.id,
-            attempt=1,
-            began_ms=0,
-            due_ms=SECOND,
-            jumps=0,
-            over=True,
-            outcome=outcome,
-            kind=kind,
-        )
+        call = ended_call(claim, outcome)
         for at_once in (True, False):
             shadow = shadow_of(claim, calls={1: call})
             policy = next(checker.in_force("p1", shadow, 0))
@@ -196,5 +204,82 @@ def test_rules_are_in_force_unless_a_read_that_began_later_has_finished_before(o
         checker.read("p1", first if overtaken else second, changed)
         policies = checker.in_force("p1", shadow_of(make_claim()), 10**6)
         assert next(policies).max_attempts == (1 if overtaken else 7)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("uncounted", "shortest_ms"), [(True, 500), (False, 2_000)])
+def test_after_an_uncounted_failure_the_wait_may_be_that_of_any_later_attempt_of_the_round(
+    uncounted: bool, shortest_ms: int
+) -> None:
+    """If nothing counts, the backoff is that of the attempt which ends the round (seed 1600300032).
+
+    Its list of waits has a shorter one for the second attempt.
+    """
+
+    async def main(loop: VirtualLoop) -> None:
+        patch = PolicyPatch(
+            backoff=Backoff.FIXED, steps_ms=(2_000, 500, 8_000), jitter=Jitter.NONE, failover_after=1
+        )
+        state, checker = new_checker(loop, patch, lambda process, provider, about: False)
+        kind = OutcomeKind.TRANSIENT
+        claim, outcome = make_claim(started_at=state.now), make_outcome(kind, uncounted=uncounted)
+        shadow = shadow_of(claim, calls={1: ended_call(claim, outcome)})
+        policy = next(checker.in_force("p1", shadow, 0))
+        settled = decide(claim, outcome, policy, TWO, elapsed_ms=0, latency_ms=0, u=0.5)
+        assert (settled.provider, settled.delay_ms) == ("sns", 0)
+        checker.decided("p1", shadow, settled, make_row(status=settled.status))
+        assert shadow.left_alone["twilio"].backoff_ms == state.ms + shortest_ms
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("spools", [True, False])
+@pytest.mark.parametrize("provider", [step.provider for step in TWO])
+def test_a_notification_starts_at_the_first_provider_of_the_process_that_chose_it(
+    provider: str, spools: bool
+) -> None:
+    """A process may empty the spool of one that has other providers (seeds 1600200152 and 1600200172)."""
+
+    async def main(loop: VirtualLoop) -> None:
+        _, checker = new_checker(
+            loop,
+            PATCH,
+            lambda process, provider, about: False,
+            spools=spools,
+            lacking=frozenset({TWO[0].provider}),
+        )
+        shadow, row = shadow_of(make_claim()), make_row(provider=provider)
+        if spools or provider == TWO[1].provider:
+            checker.accepted(LACKING_PROCESS, shadow, row)
+        else:
+            with pytest.raises(Violation, match=f"starts at {provider}, which is not the first"):
+                checker.accepted(LACKING_PROCESS, shadow, row)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("spent", [Spent.REFUSED, Spent.THIS_ROUND, None])
+@pytest.mark.parametrize("rolled_back", [True, False])
+def test_after_lost_commits_an_unlisted_error_is_attributed_by_what_the_row_says(
+    rolled_back: bool, spent: Spent | None
+) -> None:
+    """Refusals that were settled after the loss are only in the row (seed 1600310136).
+
+    Without a loss, the row is not trusted: it must say what the checker has seen.
+    """
+
+    async def main(loop: VirtualLoop) -> None:
+        _, checker = new_checker(loop, PATCH, lambda process, provider, about: False)
+        claim, outcome = make_claim(), make_outcome(OutcomeKind.BAD_CONTENT, unlisted=True)
+        call = ended_call(claim, outcome)
+        kept = {} if spent is None else {TWO[1].provider: int(spent)}
+        shadow = shadow_of(claim, rolled_back=rolled_back, spent=kept)
+        is_refused = rolled_back and spent is Spent.REFUSED
+        expected = OutcomeKind.BAD_CONTENT if is_refused else OutcomeKind.PROVIDER_FAULT
+        assert checker.kind_of(call, shadow) is expected
+        shadow.refused_by.add(TWO[1].provider)
+        if not rolled_back:
+            assert checker.kind_of(call, shadow) is OutcomeKind.BAD_CONTENT
 
     run_virtual(main)

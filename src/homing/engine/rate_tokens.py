@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 
 from msgspec import Struct
 
 from homing.core.ports.runtime import Clock
-from homing.core.ports.stores import SharedState, TokenRequest
+from homing.core.ports.stores import SharedState, TokenGrant, TokenRequest
 from homing.core.routing.rate_limits import RateLimit
 
 TOKENS_VALID_MS = 1_000
-"""Time after which a worker discards unused tokens of a provider, because other workers may need them."""
+"""Time after which a worker gives unused tokens of a provider back, because other workers may need them."""
 
 _FETCHES_PER_SECOND = 4
 """Divisor of a rate: one fetch takes at most a quarter of a second's worth of tokens, but at least one."""
+
+_EPSILON = 1e-9
+"""Rounding tolerance: a token counts as whole if at most this much is missing."""
 
 _MAX_BUCKETS = 10_000
 """Maximum number of buckets whose tokens are kept. Tokens of the oldest bucket are discarded."""
@@ -38,12 +41,16 @@ class _Held(Struct):
     """Tokens of one bucket that this process took and has not used yet."""
 
     left: int = 0
+    limit: RateLimit | None = None
+    """Limit of the bucket at the last fetch. None before the first one."""
     until_ms: int = 0
-    """Monotonic time in milliseconds at which unused tokens are discarded."""
+    """Monotonic time in milliseconds from which on unused tokens are not used any more."""
+    used_until_ms: int = 0
+    """Monotonic time until which the bucket counts as in use. See `in_use`."""
     empty_until_ms: int = 0
     """Monotonic time until which the shared bucket is known to be empty. Until then, nothing is fetched."""
-    level: float = 0.0
-    """Number of tokens in the shared bucket at `level_ms`, according to the last fetch."""
+    level: float = inf
+    """Tokens in the shared bucket at `level_ms`, by the last fetch. Infinite before the first one."""
     level_ms: int = 0
     fetching: asyncio.Future[None] | None = None
     """Future that is done when the fetch in progress ends. None if no fetch is in progress."""
@@ -89,8 +96,8 @@ class RateTokens:
 
     async def _fetch(self, held: _Held, key: str, limit: RateLimit, want: int, reserve: int) -> None:
         began_ms = self._clock.monotonic_ms()
-        chunk = max(1, min(want, limit.burst, int(limit.per_second / _FETCHES_PER_SECOND)))
-        taken = await self._shared.take(key, limit, chunk, reserve)
+        taken = await self._shared.take(key, limit, _chunk(limit, want), reserve)
+        held.limit = limit
         held.left += taken.granted
         held.until_ms = began_ms + (self._valid_ms or 0)
         held.level, held.level_ms = taken.left, began_ms
@@ -104,13 +111,43 @@ class RateTokens:
             return number
         used = min(held.left, number)
         held.left -= used
+        self._note_use(held)
         return number - used
 
+    def in_use(self, key: str) -> bool:
+        """Returns True if tokens of the bucket are held, or were used within the last `valid_ms`."""
+        held = self._held.get(key)
+        return held is not None and (held.left > 0 or self._clock.monotonic_ms() < held.used_until_ms)
+
+    def expect(self, key: str, limit: RateLimit, want: int, reserve: int = 0) -> int:
+        """Returns how many tokens `hold` would probably take now, without taking any.
+
+        Other processes may have taken some since the last fetch.
+        """
+        return max(0, min(_chunk(limit, want), int(self.level(key, limit) - reserve + _EPSILON)))
+
+    async def give_back_unused(self) -> None:
+        """Returns tokens that were held for `valid_ms` without being used to their shared buckets."""
+        if self._valid_ms is None:
+            return
+        now, unused = self._clock.monotonic_ms(), dict[str, tuple[RateLimit, int]]()
+        for key, held in self._held.items():
+            if held.left and held.limit is not None and now >= held.until_ms:
+                unused[key] = (held.limit, held.left)
+                held.left = 0
+        if unused:
+            for key, taken in (await self.give_back(unused)).items():
+                held = self._bucket(key)
+                held.level, held.level_ms, held.empty_until_ms = taken.left, now, 0
+
     def level(self, key: str, limit: RateLimit) -> float:
-        """Returns an estimate of the number of tokens in the shared bucket, from the last fetch."""
+        """Returns an estimate of the number of tokens in the shared bucket, from the last fetch.
+
+        A bucket from which nothing was fetched yet counts as full.
+        """
         held = self._held.get(key)
         if held is None:
-            return 0.0
+            return float(limit.burst)
         passed_ms = max(0, self._clock.monotonic_ms() - held.level_ms)
         return min(float(limit.burst), held.level + passed_ms * limit.per_second / 1000)
 
@@ -122,6 +159,7 @@ class RateTokens:
         held, began_ms = self._bucket(key), self._clock.monotonic_ms()
         taken = await self._shared.take(key, limit, number)
         held.level, held.level_ms = taken.left, began_ms
+        self._note_use(held)
         return taken.granted, 0 if taken.granted >= number else max(1, taken.wait_ms)
 
     async def take_up_to(self, key: str, limit: RateLimit, number: int, reserve: int = 0) -> tuple[int, int]:
@@ -166,11 +204,14 @@ class RateTokens:
             found[key] = [0] * taken.granted + [self._turn_ms(key, limit, taken.wait_ms) for _ in late]
         return found
 
-    async def give_back(self, unused: Mapping[str, tuple[RateLimit, int]]) -> None:
-        """Returns unused tokens to their shared buckets."""
-        await self._shared.take_many(
+    async def give_back(self, unused: Mapping[str, tuple[RateLimit, int]]) -> dict[str, TokenGrant]:
+        """Returns unused tokens to their shared buckets. Returns the state of the buckets afterwards."""
+        return await self._shared.take_many(
             {key: TokenRequest(limit, -number) for key, (limit, number) in unused.items()}
         )
+
+    def _note_use(self, held: _Held) -> None:
+        held.used_until_ms = self._clock.monotonic_ms() + (self._valid_ms or 0)
 
     def _bucket(self, key: str) -> _Held:
         found = self._held.get(key)
@@ -193,3 +234,8 @@ class RateTokens:
             self._turns.clear()  # spreading out the waits is only an optimization
         self._turns[key] = turn
         return turn - now
+
+
+def _chunk(limit: RateLimit, want: int) -> int:
+    """Returns how many tokens one fetch takes at most."""
+    return max(1, min(want, limit.burst, int(limit.per_second / _FETCHES_PER_SECOND)))

@@ -7,7 +7,14 @@ from itertools import pairwise
 import pytest
 
 from homing import Delivery, Homing, Outcome, RateLimit, Status
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import (
+    BreakerGate,
+    BreakerPolicy,
+    Phase,
+    begin_trial,
+    check_gate,
+    record_outcome,
+)
 from homing.providers.local.scripted import HANG
 from support.engine_harness import (
     EngineHarness,
@@ -52,6 +59,38 @@ async def test_two_workers_share_one_trial(harness: EngineHarness) -> None:
     assert all(b - a >= 60 for a, b in pairwise(trials))
 
 
+async def test_a_claim_that_lost_the_trial_to_another_worker_is_sent_soon_after_its_success(
+    harness: EngineHarness,
+) -> None:
+    """The other trial may take a minute, but ends within a second."""
+    provider, other = FailingProvider(), harness.store.twin()
+    engine = await harness.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="60s"))
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(20)
+    assert await phase(harness) is Phase.OPEN
+
+    async def win_the_trial(operation: str) -> None:
+        breaker = (await other.breakers())["mail"]
+        if operation == "put_breaker" and check_gate(breaker, await other.now_ms()) is BreakerGate.TRIAL:
+            harness.store.on_call = None
+            assert await other.put_breaker("mail", begin_trial(breaker, "w9", await other.now_ms(), 60_000))
+
+    harness.store.on_call = win_the_trial
+    provider.repair()
+    for _ in range(600):
+        if await phase(harness) is Phase.HALF_OPEN:
+            break
+        await seconds(0.1)
+    assert await phase(harness) is Phase.HALF_OPEN
+    await seconds(0.5)
+    assert Status.SENT not in [await status(engine, id) for id in ids]
+    trial = (await other.breakers())["mail"]
+    succeeded = record_outcome(trial, BreakerPolicy(), False, await other.now_ms())
+    assert await other.put_breaker("mail", succeeded)
+    await seconds(10)
+    assert [await status(engine, id) for id in ids] == [Status.SENT] * 5
+
+
 async def test_a_trial_of_a_dead_worker_is_granted_to_another(harness: EngineHarness) -> None:
     provider = FailingProvider()
     one = await harness.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
@@ -67,6 +106,23 @@ async def test_a_trial_of_a_dead_worker_is_granted_to_another(harness: EngineHar
     await seconds(90)
     assert await phase(harness) is Phase.CLOSED
     assert {n.status for n in (await two.list()).items} == {Status.SENT}
+
+
+async def test_a_notification_whose_hold_has_ended_can_be_the_trial(harness: EngineHarness) -> None:
+    """The provider asked to wait, and its breaker opened meanwhile. No other notification waits for it."""
+    a = TimedProvider("a", script=[Outcome(K.THROTTLED, retry_after_ms=5_000)], usual=K.TRANSIENT)
+    engine = await harness.open({"a": a, "b": TimedProvider("b")}, rules=steady(max_attempts=50))
+    await engine.force_breaker("b", Phase.OPEN, who="ada")
+    held = await mail(engine)
+    await seconds(1)
+    others = [await mail(engine) for _ in range(5)]
+    await seconds(1)
+    for id in others:
+        await engine.cancel(id)
+    assert await phase(harness, "a") is Phase.OPEN
+    a.usual = K.ACCEPTED
+    await seconds(120)
+    assert await status(engine, held) is Status.SENT
 
 
 async def test_a_throttled_trial_neither_closes_nor_reopens_it(harness: EngineHarness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -257,8 +258,9 @@ async def test_during_a_long_outage_the_messages_go_back_to_the_broker(
 @pytest.mark.parametrize("call", ["open", "receive", "acknowledge", "check"])
 @pytest.mark.parametrize("error", [ConnectionError("gone"), asyncio.CancelledError()])
 async def test_a_bridge_that_fails_is_closed_and_opened_again(
-    harness: EngineHarness, call: str, error: BaseException
+    harness: EngineHarness, call: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "homing.bridges")
     bridge = LocalBridge()
     bridge.fails[call] = error
     engine = await bridged(harness, bridge)
@@ -271,6 +273,7 @@ async def test_a_bridge_that_fails_is_closed_and_opened_again(
     await asyncio.sleep(30)
     bridge.fails.clear()
     await asyncio.sleep(31)
+    assert caplog.messages[-1] == "bridge local works again"
     assert (await engine.readiness()).bridges == {"local": "ok"}
     assert bridge.broker.acknowledged == ["m1"]
     assert bridge.calls.count("close") == engine.snapshot().bridges["local"].failures >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import BreakerPolicy, Phase
+from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.timers import Timers
 from homing.providers.local.scripted import HANG, ScriptedProvider
@@ -157,6 +159,75 @@ async def test_no_more_is_claimed_than_the_bucket_has_tokens(harness: EngineHarn
     await seconds(12)
     starts = [claim.providers["mail"].starts for claim in harness.store.claims]
     assert max(starts) == 3, "one token is held at a time, and two are reserved for priority"
+
+
+async def tokens_left(harness: EngineHarness, rate: RateLimit) -> int:
+    """Returns the number of whole tokens in the bucket of the provider `mail`."""
+    return int((await harness.store.take(provider_bucket("mail"), rate, 0)).left)
+
+
+async def test_an_idle_worker_takes_no_tokens_and_does_not_claim_more_often(harness: EngineHarness) -> None:
+    rate = RateLimit(10.0, 1)
+    await harness.open({"mail": serving("mail", TimedProvider(), rate=rate)})
+    await seconds(30)
+    assert harness.store.calls["take"] == 0
+    assert len(harness.store.claims) <= 31, "one at the start, and one per poll"
+
+
+async def test_a_worker_takes_only_the_tokens_that_it_uses(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(), RateLimit(0.001, 20)
+    engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
+    for _ in range(3):
+        await mail(engine)
+        await seconds(10)
+    assert len(provider.times) == 3
+    assert await tokens_left(harness, rate) == 17
+
+
+async def test_tokens_that_were_taken_in_advance_are_given_back(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(), RateLimit(0.001, 20)
+    engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
+    for _ in range(3):
+        await mail(engine)
+        await seconds(0.1)
+    assert len(provider.times) == 3
+    assert await tokens_left(harness, rate) == 16, "a worker that uses tokens holds one for the next start"
+    await seconds(10)
+    assert await tokens_left(harness, rate) == 17
+
+
+async def test_a_limited_provider_is_used_as_soon_as_it_has_a_token_again(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(latency_ms=60_000), RateLimit(4.0, 1)
+    engine = await harness.open({"mail": serving("mail", provider, rate=rate)})
+    await seconds(5)
+    for _ in range(8):
+        await mail(engine)
+    await seconds(3)
+    waits = [later - sooner for sooner, later in pairwise(provider.times)]
+    assert len(waits) == 7
+    assert max(waits) <= 0.26
+
+
+async def test_slow_attempts_use_all_tokens_that_there_are(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(latency_ms=60_000), RateLimit(40.0, 400)
+    listed = serving("mail", provider, rate=rate, max_in_flight=500)
+    engine = await harness.open({"mail": listed}, working=False)
+    for _ in range(100):
+        await mail(engine)
+    engine.start_worker()
+    await seconds(0.9)
+    assert len(provider.times) == 100
+
+
+async def test_workers_that_wake_at_once_postpone_few_notifications(harness: EngineHarness) -> None:
+    provider, rate = TimedProvider(), RateLimit(4.0, 4)
+    engines = [await harness.open({"mail": serving("mail", provider, rate=rate)}) for _ in range(4)]
+    await seconds(30)
+    ids = [await mail(engines[0]) for _ in range(40)]
+    await seconds(30)
+    assert {await status(engines[0], id) for id in ids} == {Status.SENT}
+    assert most_in_a_window(provider.times, 1) <= 8
+    assert provider.times[-1] - provider.times[0] <= 10
 
 
 async def test_a_slow_host_delays_no_other(harness: EngineHarness) -> None:
@@ -387,6 +458,24 @@ async def test_hanging_hosts_leave_slots_for_others(harness: EngineHarness) -> N
     assert await status(flood, quick) is Status.SENT, "hosts that never answered leave half of the slots"
     await seconds(150)
     assert provider.busy <= 4, "all of them have timed out, and share a quarter of the slots"
+
+
+async def test_sends_to_hosts_that_answer_leave_the_slots_of_new_hosts_free(harness: EngineHarness) -> None:
+    provider = Ordered()
+    listed = serving("hook", provider, "webhook", host_slots=8, max_in_flight=16)
+    engine = await harness.open({"hook": listed}, rules=steady(timeout_ms="10s"))
+    for _ in range(60):
+        await engine.send("https://shop.example.org", channel="webhook", body="x")
+        await seconds(0.1)
+    provider.usual = HANG
+    for _ in range(8):
+        await engine.send("https://shop.example.org", channel="webhook", body="x")
+    await seconds(1)
+    assert provider.busy == 8
+    for n in range(3):
+        await engine.send(f"https://new{n}.example.org", channel="webhook", body="x")
+    await seconds(1)
+    assert provider.busy == 11
 
 
 async def test_a_failing_endpoint_pauses_itself_and_nobody_else(harness: EngineHarness) -> None:

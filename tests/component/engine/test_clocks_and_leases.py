@@ -66,29 +66,38 @@ async def test_a_wait_that_a_provider_asked_for_is_not_cut_short_by_a_slow_claim
     assert first.gaps[0] >= 22
 
 
+@pytest.mark.parametrize(("reads_breakers_slowly", "lease"), [(False, "10s"), (True, "20s")])
 async def test_a_send_does_not_start_after_its_lease_was_taken_over(
-    harness: EngineHarness, tmp_path: Path
+    harness: EngineHarness, tmp_path: Path, reads_breakers_slowly: bool, lease: str
 ) -> None:
-    """The store's clock is set by a little while the worker waits for its directory and loses the store."""
+    """The worker waits before a send and loses the store, whose clock is set by a little meanwhile.
+
+    It waits for its directory before it checks the leases of the whole batch. If it then waits for the
+    breakers too, which are old by now, the send must check its own lease again.
+    """
 
     async def facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
-        await asyncio.sleep(2)
+        await seconds(6)
+        mine.away.add("everything")
         return {}
 
+    async def before_call(operation: str) -> None:
+        if "everything" in mine.away and operation == "now_ms" and reads_breakers_slowly:
+            await seconds(10)
+        elif hook.asked and operation in ("claim", "lead"):  # these would read the breakers again
+            await seconds(60)
+
     brief = tmp_path / "brief.toml"
-    brief.write_text('[worker]\nlease_ms = "4s"\n')
-    provider, mine = TimedProvider(), harness.store.twin()
+    brief.write_text(f'[worker]\nlease_ms = "{lease}"\n')
+    provider, mine, hook = TimedProvider(), harness.store.twin(), RecipientHook(facts)
+    mine.on_call = before_call
+    mine.away.add("extend")
     engine = await harness.open(
-        {"mail": provider},
-        store=mine,
-        config_file=brief,
-        rules=steady(timeout_ms="1s"),
-        directory=RecipientHook(facts),
+        {"mail": provider}, store=mine, config_file=brief, rules=steady(timeout_ms="1s"), directory=hook
     )
     id = await mail(engine)
-    await seconds(1)
-    mine.away.add("everything")
-    harness.clock.jump(4_000)
+    await seconds(15.5 if reads_breakers_slowly else 5.5)
+    harness.clock.jump(4_800)
     batch = await harness.store.reclaim("other", 10, 60_000)
     assert [claim.id for claim in batch.claims] == [id]
     await seconds(3)

@@ -293,6 +293,19 @@ async def test_a_directory_that_raises_anything_or_never_returns_postpones_only(
     assert await status(engine, id) is Status.SENT
 
 
+@pytest.mark.parametrize("found", [{"u-1": "ada@example.org"}, ["ada@example.org"], None])
+async def test_a_directory_that_returns_something_else_than_recipients_is_unavailable(
+    harness: EngineHarness, found: Any
+) -> None:
+    class Odd(RecipientHook):
+        async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
+            return found  # type: ignore[no-any-return]
+
+    engine = await harness.open({"mail": ScriptedProvider("mail")}, directory=Odd(lambda claims: {}))
+    with pytest.raises(StoreUnavailable, match="the recipient directory returned an invalid"):
+        await engine.send({"id": "u-1"}, channel="email", body="x")
+
+
 @pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
 async def test_a_health_check_a_sink_and_a_callback_may_raise_anything(
     harness: EngineHarness, error: BaseException, caplog: pytest.LogCaptureFixture

@@ -318,6 +318,12 @@ async def test_select_waiting_returns_notifications_in_backoff_soonest_first(har
     assert await engine.waiting(timedelta(milliseconds=1)) == ()
 
 
+async def test_an_unknown_order_of_waiting_notifications_is_refused(harness: EngineHarness) -> None:
+    engine = await failing(harness)
+    with pytest.raises(InvalidRequest, match="by: is 'newest'; it must be due or last-attempt"):
+        await engine.waiting(by="newest")  # type: ignore[arg-type]
+
+
 @pytest.mark.source("001", "190-203")
 async def test_the_numbers_of_a_mixed_queue(harness: EngineHarness) -> None:
     engine = await mixed(harness)

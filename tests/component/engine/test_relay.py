@@ -274,6 +274,8 @@ async def test_a_change_of_the_history_registers_lost_sinks_but_not_removed_ones
     running = asyncio.create_task(relay.run())
     await harness.store.remove_sink("removed here")
     relay.note_removed("removed here")
+    await relay.register_again()
+    assert {sink.name for sink in await harness.store.sinks()} == {"removed elsewhere", "lost"}
     await harness.store.remove_sink("removed elsewhere")
     await seconds(61)
     await harness.store.remove_sink("lost")
@@ -445,6 +447,16 @@ async def test_a_refused_event_is_parked_and_the_others_are_published_in_order(
     await seconds(5)
     assert {"e-00004", "e-00030"} <= set(sink.ids)
     running.cancel()
+
+
+async def test_the_sinks_of_a_process_that_only_processes_now_and_then_stay_in_use(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(working=False)
+    for _ in range(3):
+        await seconds(600)
+        await engine.process()
+        assert {sink.last_seen_at for sink in await harness.store.sinks()} == {harness.clock.now_ms()}
 
 
 async def test_many_refused_events_at_the_head_do_not_stop_the_others(harness: EngineHarness) -> None:

@@ -205,6 +205,21 @@ async def test_a_store_that_refuses_every_result_gets_few_attempts(harness: Engi
     assert Status.SENDING not in {t.status for t in await store.tallies(None)}
 
 
+async def test_only_consecutive_refusals_stop_the_claims(harness: EngineHarness) -> None:
+    store = FaultyStore(harness.clock)
+    settler = Settler(store, harness.clock)
+    running = asyncio.create_task(settler.run())
+    claims = await claimed(store, 90)
+    store.poison = frozenset(claim.id for number, claim in enumerate(claims) if number % 2 or number >= 60)
+    blocked = []
+    for claim in claims:
+        settler.add(sent(claim), claim)
+        await settler.drained()
+        blocked.append(settler.blocked)
+    assert blocked.index(True) == 78  # 20 refusals after the last success, which is number 58
+    running.cancel()
+
+
 async def test_an_unexpected_error_after_an_unavailable_store_does_not_stop_claims_for_good(
     harness: EngineHarness,
 ) -> None:

@@ -48,6 +48,13 @@ async def test_whatever_a_diagnosis_raises_is_a_problem_without_secrets(
     assert (found.ok, found.detail) == (False, detail)
 
 
+@pytest.mark.parametrize("advice", ["start it", "", None])
+async def test_the_advice_of_an_error_is_passed_on(advice: str | None) -> None:
+    error = ValueError("it is away")
+    error.advice = advice  # type: ignore[attr-defined]
+    assert await diagnose(Examined(error)) == health_checks.Diagnosis(False, "it is away", advice)
+
+
 async def test_a_diagnosis_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hangs:
         async def diagnose(self) -> str:

@@ -72,6 +72,49 @@ async def test_unused_tokens_are_discarded_after_a_while() -> None:
     assert buckets.calls == 2
 
 
+async def test_unused_tokens_are_given_back_after_a_while() -> None:
+    held, buckets, clock = tokens(valid_ms=1_000)
+    limit = RateLimit(0.001, 10)
+    assert await held.hold("k", limit, 1, 9) == 1
+    clock.advance(999)
+    await held.give_back_unused()
+    assert (await buckets.take("k", limit, 0)).left < 9.1
+    clock.advance(1)
+    await held.give_back_unused()
+    assert (await buckets.take("k", limit, 0)).left == 10
+    assert (held.level("k", limit), held.wait_ms("k")) == (10, 0)
+    assert await held.hold("k", limit, 1, 9) == 1, "it can be taken again"
+
+
+async def test_as_many_tokens_are_expected_as_a_fetch_would_take() -> None:
+    held, buckets, clock = tokens(valid_ms=1_000)
+    limit = RateLimit(8, 16)
+    assert held.expect("k", limit, 5, 2) == 2, "a fetch takes at most a quarter of a second's worth"
+    assert await held.take_shared("k", limit, 13) == (13, 0)
+    assert held.expect("k", limit, 5, 2) == 1
+    assert await held.take_shared("k", limit, 2) == (2, 0)
+    assert held.expect("k", limit, 5, 2) == 0
+    clock.advance(249)
+    assert held.expect("k", limit, 5, 2) == 0
+    clock.advance(1)
+    assert held.expect("k", limit, 5, 2) == 1
+    assert buckets.calls == 2
+
+
+async def test_a_bucket_is_in_use_for_a_while_after_its_last_token_was_used() -> None:
+    held, _, clock = tokens(valid_ms=1_000)
+    limit = RateLimit(8, 16)
+    assert not held.in_use("k")
+    await held.hold("k", limit, 1)
+    assert held.in_use("k")
+    clock.advance(500)
+    held.spend("k")
+    clock.advance(999)
+    assert held.in_use("k")
+    clock.advance(1)
+    assert not held.in_use("k")
+
+
 async def test_tokens_of_a_batch_that_are_missing_wait_one_after_the_other() -> None:
     held, _, _ = tokens()
     wants = {"a": TokenRequest(RateLimit(2, 2), 4), "b": TokenRequest(RateLimit(1, 1), 1)}
@@ -93,10 +136,10 @@ async def test_a_reserve_stays_in_the_bucket_for_urgent_callers() -> None:
     assert await held.take("k", limit, 1, 1) == 500
 
 
-async def test_the_level_of_an_unknown_bucket_is_zero_and_missing_tokens_are_counted() -> None:
+async def test_an_unknown_bucket_counts_as_full_and_missing_tokens_are_counted() -> None:
     held, _, _ = tokens()
     limit = RateLimit(100, 100)
-    assert (held.level("k", limit), held.spend("k", 3)) == (0, 3)
+    assert (held.level("k", limit), held.spend("k", 3)) == (100, 3)
     await held.hold("k", limit, 8)
     assert (held.spend("k", 5), held.spend("k", 5)) == (0, 2)
 

@@ -102,6 +102,18 @@ def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_reco
     assert Process().transaction(START + DAY + 3_600_000, 5).now == START + DAY + 3_600_000
 
 
+def test_a_record_that_no_process_has_renewed_for_a_minute_is_void() -> None:
+    """All processes that knew of the step have ended. Its ten minutes are not over."""
+    [process] = started()
+    process.transaction(START + 1_000 + DAY, 1_000)
+    step = Process.stored
+    assert step is not None
+    assert step.renewed_at == START + 1_000
+    assert Process().transaction(START + 61_000 + DAY, 777_000).now == START + 61_000
+    Process.stored = step  # the transaction above has renewed it
+    assert Process().transaction(START + 61_001 + DAY, 777_000).now == START + 61_001 + DAY
+
+
 def test_all_processes_accept_a_step_at_the_same_time() -> None:
     one, two = started(2)
     run(one, DAY, 1_000, 30_000)
@@ -134,8 +146,8 @@ def test_a_process_that_was_idle_for_long_trusts_the_clock() -> None:
 
 def test_a_slow_response_is_no_step() -> None:
     guard = ClockGuard()
-    guard.resolve(START - 100_000, -100_000, -100_000, None)
-    guard.resolve(START, 0, 0, None)
+    for mono_ms in (-100_000, -50_000, 0):  # not idle for a minute, so it is not new at the end
+        guard.resolve(START + mono_ms, mono_ms, mono_ms, None)
     assert guard.check(START + 25_000, 1_000, 26_000) == StoreTime(START + 25_000)
     assert guard.check(START + 30_000, 27_000, 60_000) == StoreTime(START + 30_000)
 
@@ -166,3 +178,13 @@ def test_a_process_that_was_suspended_does_not_bring_back_a_step_that_was_undone
     assert Process.stored is None
     assert suspended.transaction(START + 76_000, 76_000).now == START + 76_000
     assert Process.stored is None
+
+
+def test_a_process_that_was_suspended_reads_a_record_that_is_written_after_it_went_on() -> None:
+    """It counts as one that starts: it may have gone on just after a step, before another one recorded it."""
+    suspended, other = started(2)
+    assert run(other, 0, 1_000, 70_000).now == START + 70_000
+    assert suspended.transaction(START + 71_000 + DAY, 71_000).now == START + 71_000 + DAY
+    assert run(other, DAY, 72_000, 81_000).now == START + 81_000
+    assert suspended.transaction(START + 80_999 + DAY, 80_999).now == START + 80_999 + DAY
+    assert suspended.transaction(START + 81_000 + DAY, 81_000).now == START + 81_000

@@ -88,8 +88,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """Set after every attempt: True if the policy's `bounce_failover` is `always`. None keeps the row's
     value."""
     bounce_min_ms: int | None = None
-    """Set with `sent` and `in_doubt`, and with `retrying` after an attempt: minimum wait before a re-send at
-    the same provider if a receipt reports a failure. None keeps the row's value.
+    """Set if a receipt may report a failure: with `sent`, `in_doubt` and `retrying`, and after an attempt
+    with an unknown outcome. Minimum wait before a re-send at the same provider. None keeps the row's value.
 
     Both bounds are stored, instead of one randomly drawn wait, so that the rows of a batch have equal values.
     """

@@ -109,9 +109,9 @@ class Row(Struct, gc=False):
     """Set by the settlement of each attempt: True if the policy's `bounce_failover` was `always`. None if the
     row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
-    """Set by a settlement after which a receipt may report a failure (`sent`, `in_doubt` and `retrying`):
-    minimum wait before a re-send at the same provider. None before the first of them, and in rows settled by
-    a version of Homing that did not write it."""
+    """Set by a settlement after which a receipt may report a failure: `sent`, `in_doubt`, `retrying`, or any
+    after an attempt with an unknown outcome. Minimum wait before a re-send at the same provider. None before
+    the first of them, and in rows settled by a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of the wait of `bounce_min_ms`. None if that is None."""
     first_failed_at: int | None = None

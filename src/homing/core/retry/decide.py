@@ -352,7 +352,9 @@ def _settle_final(
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
     shortest_ms = longest_ms = None
-    if status is _SENT or status is _IN_DOUBT:  # a receipt may still report a failure
+    # If there may be a message, a receipt may still report its failure. A command may have reopened the
+    # notification by then.
+    if status is _SENT or status is _IN_DOUBT or record.outcome in _UNSURE:
         shortest_ms, longest_ms = bounds_ms(policy, claim.attempt - claim.moves, claim.last_delay_ms)
     return Settlement(
         id=claim.id,

@@ -218,7 +218,8 @@ class FairShare:
         tenants = self._modes.setdefault(mode, {})
         tenant = tenants.get((provider, queue.tenant))
         if tenant is None:
-            served = self._turns.get(mode, provider, queue.tenant)
+            # A turn after the last serial number was lost with its commit. Others must not wait for it again.
+            served = min(self._turns.get(mode, provider, queue.tenant), self.serial)
             tenant = tenants[provider, queue.tenant] = _TenantAtProvider((provider, queue.tenant), served)
         tenant.served = max(tenant.served, queue.served)
         tenant.queues.append((queue.served, queue.lane, queue.outlet))

@@ -203,11 +203,16 @@ class Breakers:
         return self.gate(provider) is not BreakerGate.STOP
 
     def wait_ms(self, provider: str) -> int:
-        """Returns the milliseconds until a breaker may allow a trial.
+        """Returns for how long to postpone a notification whose provider is paused.
 
-        The result is at least one second, and 30 seconds if an operator must release the breaker.
+        That is until the breaker may allow a trial, at least one second, and 30 seconds if an operator must
+        release the breaker. It is one second during a trial: most trials end at once, and the time until
+        which one may run is only for workers that die.
         """
-        at = reopens_at(self.state(provider))
+        state = self.state(provider)
+        if state.forced is None and state.phase is Phase.HALF_OPEN:
+            return _MIN_WAIT_MS
+        at = reopens_at(state)
         return _FORCED_WAIT_MS if at is None else max(_MIN_WAIT_MS, at - self._store_clock.now())
 
     def ramp_capacity(self, provider: str) -> tuple[int, int]:

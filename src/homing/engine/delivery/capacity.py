@@ -36,7 +36,7 @@ from homing.core.routing.fair_share import (
     new_outlets_share,
     reserve_of,
 )
-from homing.core.routing.rate_limits import provider_bucket
+from homing.core.routing.rate_limits import RateLimit, provider_bucket
 from homing.engine.delivery.abandoned_calls import AbandonedCalls, add_count
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.outlets import Outlets
@@ -66,6 +66,19 @@ class InFlight(Struct):
     """(outlet, mode, tenant) → attempts at outlets that are hosts of recipients."""
 
 
+class _TokenOffer(Struct, frozen=True):
+    """Rate limit tokens of a provider that the attempts of one claim may use."""
+
+    unreserved: int
+    """Number of tokens for all modes."""
+    reserved: int
+    """Number of further tokens for priority, which are taken after the claim."""
+    expected: int
+    """Number of the unreserved tokens that are not taken yet."""
+    wait_ms: int
+    """Milliseconds until the bucket will have another one for all modes. 1 if it has one already."""
+
+
 class Capacity:
     """Counts attempts in flight and computes how many more may start."""
 
@@ -85,6 +98,10 @@ class Capacity:
         self._outlets = outlets
         self._abandoned = abandoned
         self._tokens = RateTokens(backend, clock, valid_ms=TOKENS_VALID_MS)
+        self._token_offers: dict[str, _TokenOffer] = {}
+        """Provider with a rate limit → what the last request offered of its tokens."""
+        self._short_of_tokens: set[str] = set()
+        """Providers of which the last claim used all tokens that it might, so that more may wait for some."""
         self._stand_ins: dict[str, str] = {}
         self._starts_since: Counter[tuple[str, Mode]] = Counter()
         """(provider, mode) → starts of more urgent modes since the last one of this mode."""
@@ -99,11 +116,8 @@ class Capacity:
         """Outlets that the last request left out although they may have due notifications."""
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
-        self.next_check_ms: int | None = None
-        """Milliseconds after which another claim may find more capacity than the last one.
-
-        None if no rate limit, ramp or shared capacity reduced the last request.
-        """
+        self._next_check_ms: int | None = None
+        """Value of `next_check_ms` without rate limits."""
 
     def lane_names(self) -> list[str]:
         """Returns all lanes that have a provider, the most urgent first."""
@@ -141,6 +155,21 @@ class Capacity:
             self._count(gone, -1)
         return self._in_flight
 
+    @property
+    def next_check_ms(self) -> int | None:
+        """Milliseconds after which another claim may find more capacity than the last one.
+
+        None if no ramp or shared capacity reduced the last request, and no rate limit the last claim.
+        """
+        waits = [
+            offer.wait_ms
+            for provider, offer in self._token_offers.items()
+            if offer.unreserved < 1 or provider in self._short_of_tokens
+        ]
+        if self._next_check_ms is not None:
+            waits.append(self._next_check_ms)
+        return min(waits, default=None)
+
     async def request(
         self,
         worker: str,
@@ -155,7 +184,10 @@ class Capacity:
         If `limit` is set, at most this number of notifications is claimed, from the most urgent lanes first.
         If `tenant` or `ids` is set, only notifications of this tenant or with these ids are claimed.
         """
-        self.next_check_ms = None
+        self._next_check_ms = None
+        if self._token_offers:
+            self._token_offers = {}
+            await self._tokens.give_back_unused()
         providers = {listed.id: await self._provider_capacity(listed) for listed in self._roster}
         self._stand_ins = self._find_stand_ins(providers)
         stopped = (listed.id for listed in self._roster if not self._is_available(listed.id))
@@ -203,12 +235,27 @@ class Capacity:
             capacity.use(DueQueue(lane, tenant, outlet, 0), number)
         return capacity.is_used_up(self._left_out)
 
-    def spend_tokens(self, claims: Sequence[Claim]) -> frozenset[str]:
+    def note_tokens(self, request: ClaimRequest, claims: Sequence[Claim]) -> None:
+        """Notes which providers have too few tokens for what is due, by what the claim used of them."""
+        if not self._token_offers:
+            return
+        used = Counter([self._stand_ins.get(claim.provider, claim.provider) for claim in claims])
+        chosen = request.limit is not None or request.tenant is not None or request.ids is not None
+        for provider, offer in self._token_offers.items():
+            if offer.unreserved < 1:
+                continue  # too few to find out
+            if used[provider] >= offer.unreserved:
+                self._short_of_tokens.add(provider)
+            elif not chosen:
+                self._short_of_tokens.discard(provider)
+
+    def spend_tokens(self, claims: Sequence[Claim]) -> Mapping[str, bool]:
         """Spends one rate limit token per claim, at the provider that the claim is expected to go to.
 
-        Returns the ids of the claims for which no token was held. They take one of the provider's reserve.
+        Returns the ids of the claims for which no token was held. The value is True if the claim may take one
+        of the provider's reserve.
         """
-        unpaid: list[str] = []
+        unpaid: dict[str, bool] = {}
         by_provider: dict[str, list[Claim]] = {}
         for claim in claims:
             by_provider.setdefault(self._stand_ins.get(claim.provider, claim.provider), []).append(claim)
@@ -220,8 +267,10 @@ class Capacity:
                 continue
             if missing := self._tokens.spend(provider_bucket(provider), len(those)):
                 urgent = sorted(those, key=lambda claim: claim.mode is not Mode.PRIORITY)
-                unpaid += [claim.id for claim in urgent[:missing]]
-        return frozenset(unpaid)
+                offer = self._token_offers.get(provider)
+                reserved = missing - (offer.expected if offer else 0)
+                unpaid |= {claim.id: turn < reserved for turn, claim in enumerate(urgent[:missing])}
+        return unpaid
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
         """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
@@ -309,15 +358,27 @@ class Capacity:
             self._check_again_in(_RAMP_CHECK_MS)
         if listed.rate is None:
             return starts, unreserved
-        rate, bucket = listed.rate, provider_bucket(listed.id)
+        offer = await self._offer_tokens(listed.id, listed.rate, free)
+        self._token_offers[listed.id] = offer
+        return min(starts, offer.unreserved + offer.reserved), min(unreserved, offer.unreserved)
+
+    async def _offer_tokens(self, provider: str, rate: RateLimit, free: int) -> _TokenOffer:
+        """Returns the tokens that attempts may use now.
+
+        They are taken before the claim only if it will probably use them. An idle worker would otherwise take
+        tokens that others need. It takes them after the claim, for what was claimed.
+        """
+        tokens, bucket = self._tokens, provider_bucket(provider)
         reserve = reserve_of(Mode.PRIORITY, rate.burst)
-        held = await self._tokens.hold(bucket, rate, free, reserve)
-        level = self._tokens.level(bucket, rate)
-        if wait_ms := self._tokens.wait_ms(bucket):
-            self._check_again_in(wait_ms)
-        if held + min(reserve, level) < 1:
-            self._check_again_in(ceil((1 - level) * 1000 / rate.per_second))
-        return min(starts, held + min(reserve, int(level))), min(unreserved, held)
+        taking = tokens.in_use(bucket) or provider in self._short_of_tokens
+        held = await tokens.hold(bucket, rate, free, reserve) if taking else 0
+        expected = 0 if taking else tokens.expect(bucket, rate, free, reserve)
+        level = tokens.level(bucket, rate) - expected
+        reserved = min(reserve, int(level))
+        wait_ms = tokens.wait_ms(bucket) or ceil((reserve + 1 - level) * 1000 / rate.per_second)
+        if held + expected + reserved < 1:
+            wait_ms = min(wait_ms, ceil((1 - level) * 1000 / rate.per_second))
+        return _TokenOffer(held + expected, reserved, expected, max(1, wait_ms))
 
     def _hanging_in_flight(self, provider: str) -> int:
         in_flight = self._at_outlets()
@@ -413,7 +474,7 @@ class Capacity:
         return lanes
 
     def _check_again_in(self, wait_ms: int) -> None:
-        self.next_check_ms = wait_ms if self.next_check_ms is None else min(self.next_check_ms, wait_ms)
+        self._next_check_ms = wait_ms if self._next_check_ms is None else min(self._next_check_ms, wait_ms)
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._in_flight

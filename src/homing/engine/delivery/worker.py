@@ -303,6 +303,7 @@ class Worker:
             self._claiming = False
         self._store_clock.sync(batch.now, asked_ms)
         self._capacity.note_foreign(batch.unlisted)
+        self._capacity.note_tokens(request, batch.claims)
         self._may_have_left_work = not self._timers.is_notified or self._capacity.may_have_left_work(
             request, batch.claims
         )
@@ -313,8 +314,8 @@ class Worker:
             self._request_claim()
         return batch
 
-    def _track(self, batch: ClaimBatch) -> frozenset[str]:
-        """Counts claims as in flight. Returns the ids of those that still need a rate limit token."""
+    def _track(self, batch: ClaimBatch) -> Mapping[str, bool]:
+        """Counts claims as in flight. Returns those that still need a token, as `Capacity.spend_tokens`."""
         now = batch.now
         self._in_flight.update([(lease_key(claim), claim) for claim in batch.claims])
         self._idle.clear()
@@ -336,11 +337,11 @@ class Worker:
         await self._breakers.refresh()
         await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
 
-    async def _deliver(self, claims: Sequence[Claim], unpaid: frozenset[str]) -> None:
+    async def _deliver(self, claims: Sequence[Claim], unpaid: Mapping[str, bool]) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
         Providers that support it get their attempts in one call. `unpaid` has the ids of the claims that
-        still need a rate limit token.
+        still need a rate limit token, and whether it may be one of the reserve.
         """
         by_id = {claim.id: claim for claim in claims}
         unsettled = dict.fromkeys(by_id)
@@ -389,7 +390,7 @@ class Worker:
         self,
         claims: Mapping[str, Claim],
         placed: Sequence[ReadyClaim],
-        unpaid: frozenset[str],
+        unpaid: Mapping[str, bool],
         settle: Callable[[Settlement], None],
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
@@ -407,7 +408,7 @@ class Worker:
             if claim.id not in unpaid and (claims[claim.id].provider, claim.provider) in counted:
                 kept.add(claim.id)
             else:
-                reserved = claim.id in unpaid or claim.mode is Mode.PRIORITY
+                reserved = unpaid.get(claim.id, False) or claim.mode is Mode.PRIORITY
                 needing.setdefault((claim.provider, reserved), []).append(one)
         for (provider, reserved), those in needing.items():
             try:

@@ -83,7 +83,7 @@ class ClockGuard:
         self._step: ClockStep | None = None
         """The suspected or accepted step, as this process last read or wrote it. None if there is none."""
         self._first_ms: int | None = None
-        """Monotonic time at which the clock was first read."""
+        """Monotonic time at which the clock was first read, or was first read after more than a minute."""
         self._read_ms = 0
         """Monotonic time at which the record was last read."""
         self._has_record = True
@@ -136,7 +136,8 @@ class ClockGuard:
             is_renewal = step is not None and stored is not None and step.suspected_at == stored.suspected_at
             if is_complete or is_renewal:
                 self._has_record, self._read_ms = True, answered_ms
-                self._first_ms = answered_ms if self._first_ms is None else self._first_ms
+                if self._first_ms is None or not self._is_fresh(answered_ms):
+                    self._first_ms = answered_ms
                 self._log_change(step, clock_now)
                 if resolution.clear:
                     log.warning("the store's clock shows the expected time again")
@@ -224,7 +225,7 @@ class ClockGuard:
         return answered_ms - self._checked_ms <= _EXPECTATION_MS
 
     def _is_new(self, answered_ms: int) -> bool:
-        """Returns True for a minute after the start of this process.
+        """Returns True for a minute after this process has started, or was idle for so long that it may have.
 
         It may have started just after a step, before another process recorded it.
         """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipt_decision import (
     ReceiptContext,
@@ -16,6 +17,7 @@ from homing.core.lifecycle.receipt_decision import (
     receipt_context,
 )
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.lifecycle.row_commands import apply_command
 from homing.core.lifecycle.rows import Change, Row, claim_of, lease, settle
 from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.core.retry.decide import NO_OBJECTION, allowed_attempts, check_before_attempt, decide
@@ -28,6 +30,7 @@ from support.core_builders import (
     NOW,
     STEADY,
     TWO,
+    make_command,
     make_outcome,
     make_receipt,
     make_row,
@@ -198,6 +201,20 @@ def test_a_settlement_stores_the_policy_fields_that_receipts_need() -> None:
         assert (settled.bounce_always, settled.bounce_min_ms, settled.bounce_max_ms) == (True, 10_000, 10_500)
     assert settle(row, settled, NOW) is not None
     assert (row.bounce_always, row.bounce_min_ms, row.bounce_max_ms) == (True, 10_000, 10_500)
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.AMBIGUOUS, OutcomeKind.LOST])
+def test_a_failure_reported_after_a_manual_retry_waits_for_the_backoff_of_the_rule(kind: OutcomeKind) -> None:
+    """The last attempt had an unknown outcome, and an operator repeats it before its failure is reported."""
+    row = sent_row(status=Status.PENDING, attempts=0, pinned=True, sent_at=None)
+    lease(row, "worker-1", MINUTE, NOW)
+    claim, policy = claim_of(row, MESSAGE, NOW), replace(STEADY, max_attempts=1)
+    settled = decide(claim, make_outcome(kind), policy, TWO, elapsed_ms=1, latency_ms=1, u=0.0)
+    assert settle(row, settled, NOW) is not None
+    assert row.status is Status.FAILED
+    assert apply_command(row, make_command(CommandName.RETRY), NOW) is not None
+    handle_callback(row, make_receipt(E.FAILED, outcome=OutcomeKind.TRANSIENT))
+    assert (row.status, row.due_at) == (Status.RETRYING, LATER + 10_000)
 
 
 def test_a_bounce_two_days_later_still_moves_to_the_next_provider() -> None:

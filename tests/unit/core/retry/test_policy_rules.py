@@ -252,6 +252,8 @@ def test_the_first_combination_that_matches_has_the_delays_of_the_notification(p
         rule("otp", type="otp", channel="sms", backoff="linear"),
         rule("acme otp", tenant="acme", type="otp", priority="high", max_attempts=2),
         rule("auth", origin="auth", max_attempts=9),
+        rule("urgent", type="news", priority="critical", base_ms=3_000),
+        rule("slow", type="news", priority="medium", base_ms=9_000),
     )
     values = (("acme", "other"), ("otp", "news"), ("auth", "orders", ""), tuple(Channel), tuple(Priority))
     for used in (rules, rules[1:], ()):

@@ -88,17 +88,21 @@ def rows_of(place: Place, number: int) -> list[DueRow]:
     return [(n, f"{lane} {tenant} {outlet} {n:03}", n) for n in range(number)]
 
 
-def share(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[list[str], int]:
-    dealing, _ = deal(kind, due, request)
+def share(
+    kind: type[FairShare], due: dict[Place, int], request: ClaimRequest, serial: int = 100
+) -> tuple[list[str], int]:
+    dealing, _ = deal(kind, due, request, serial)
     return [id for _, id, _ in dealing.dealt], dealing.serial
 
 
-def deal(kind: type[FairShare], due: dict[Place, int], request: ClaimRequest) -> tuple[FairShare, int]:
+def deal(
+    kind: type[FairShare], due: dict[Place, int], request: ClaimRequest, serial: int = 100
+) -> tuple[FairShare, int]:
     """Runs a claim. Returns it and the number of its fetches."""
     queues = [DueQueue(*place, served=number % 5) for number, place in enumerate(due)]
     turns = TenantTurns()
     turns.record({(Mode.STANDARD, "x", "a"): 7, (Mode.STANDARD, "x", "b"): 3})
-    dealing = kind(ClaimCapacity(request), queues, turns, 100)
+    dealing = kind(ClaimCapacity(request), queues, turns, serial)
     fetches = 0
     for wanted, limit in dealing.run():
         fetches += 1
@@ -122,6 +126,20 @@ def test_only_queues_that_were_dealt_a_row_have_had_a_turn() -> None:
     assert {(provider, tenant) for _, provider, tenant in dealing.taken()} == {
         (outlet, tenant) for _, tenant, outlet in dealt
     }
+
+
+def test_a_turn_that_the_store_has_lost_delays_no_tenant() -> None:
+    due = {("standard.email", tenant, outlet): 5 for tenant in "ab" for outlet in ("x", "y")}
+    request = ClaimRequest(
+        worker="w",
+        lease_ms=1,
+        lanes={"standard.email": LaneCapacity(slots=2)},
+        providers={"x": ProviderCapacity(slots=9), "y": ProviderCapacity(slots=0)},
+        stand_ins={"y": "x"},
+        outlet_slots=1000,
+    )
+    ids, _ = share(FairShare, due, request, serial=3)
+    assert [id.split()[1] for id in ids] == ["a", "b"]
 
 
 def test_rows_of_tenants_with_many_outlets_are_fetched_at_once() -> None:
