@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -126,7 +127,7 @@ def _answers(seed: int, requests: int, processes: int) -> Iterator[SimulationRep
     seeds = count(seed)
     if processes <= 1:
         for one in seeds:
-            yield try_simulation(one, requests)
+            yield _run_uncollected(one, requests)
         return
     # Spawned, not forked, so that a run does not depend on its parent's state.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -134,13 +135,25 @@ def _answers(seed: int, requests: int, processes: int) -> Iterator[SimulationRep
         try:
             while True:
                 while len(running) < 2 * processes:
-                    running.add(pool.submit(try_simulation, next(seeds), requests))
+                    running.add(pool.submit(_run_uncollected, next(seeds), requests))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
         finally:
             for future in running:
                 future.cancel()
+
+
+def _run_uncollected(seed: int, requests: int) -> SimulationReport | FailedRun:
+    """Runs one simulation without the garbage collector, and collects its garbage afterwards."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return try_simulation(seed, requests)
+    finally:
+        if was_enabled:
+            gc.enable()
+        gc.collect()
 
 
 def _counted(counts: Mapping[str, int]) -> Counter[str]:

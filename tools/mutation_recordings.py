@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def _arguments(suite: str) -> list[str]:
 class RecordedTests:
     """The tests that run each line, and how long each test takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, suites: Iterable[str] = tuple(RECORDED)) -> None:
         self._by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
         self._by_file: dict[str, set[str]] = defaultdict(set)
         self._breadth: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class RecordedTests:
             ):
                 self._seconds[test.strip()] += float(seconds)
             failing.update(re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE))
-        for database in (BUILD / f"coverage.{suite}" for suite in RECORDED):
+        for database in (BUILD / f"coverage.{suite}" for suite in suites):
             if database.exists():
                 self._load(database, failing)
 

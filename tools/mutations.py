@@ -115,10 +115,10 @@ def run(arguments: argparse.Namespace) -> None:
         (index, mutation)
         for index, mutation in enumerate(choose(arguments.seed, arguments.count))
         if index % parts == number - 1
-        and mutation.key not in known
+        and (mutation.key not in known or (arguments.again and not known[mutation.key].caught_by))
         and re.search(arguments.only, mutation.path)
     ]
-    recorded = RecordedTests()
+    recorded = RecordedTests(arguments.suites.split(","))
     for module in PRELOADED:
         import_module(module)
     end = time.monotonic() + arguments.minutes * 60
@@ -326,6 +326,15 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             command.add_argument("--part", default="1/1", help="2/3 tries the second of three parts")
             command.add_argument("--jobs", type=int, default=3, help="processes (default 3)")
+            command.add_argument(
+                "--again", action="store_true", help="try changes again that survived before"
+            )
+            command.add_argument(
+                "--suites",
+                default=",".join(RECORDED),
+                help="recordings whose tests are run (default all); the quick ones first, and then "
+                "--again with the others, saves much time",
+            )
             command.add_argument("--only", default="", help="try changes in files that match this pattern")
             command.add_argument(
                 "--most-s",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from homing.core.clock_steps import ACCEPTED_AFTER_MS, MAX_BELIEVED_STEP_MS, SETTLING_MS, VOID_AFTER_MS
 from homing.core.lifecycle.rows import Row
 from homing.core.notifications import Status
@@ -14,6 +16,16 @@ GRACE_MS = 240_000
 """Longest time that a lease from before the clock was set back may stay once there are no more faults."""
 
 _TOLERANCE_MS = MAX_BELIEVED_STEP_MS + 10
+
+
+class _BeforeUnseen(NamedTuple):
+    """What was known before a large jump of the clock that no process can have recorded or believed yet."""
+
+    clock_ms: int
+    """What the clock showed, minus the time since the start of the run."""
+    jumped_ms: int | None
+    is_recorded: bool
+    is_excused: bool
 
 
 class ClockChecker:
@@ -38,17 +50,36 @@ class ClockChecker:
         has not used the store for so long that it does not know what to expect."""
         self._offsets_ms: dict[str, int] = {}
         """Process → the store's time minus the time since the start of the run, in its last transaction."""
+        self._before_unseen: _BeforeUnseen | None = None
+        """Set while no process can have recorded or believed the last large jump."""
 
     def jumped(self, by_ms: int) -> None:
-        """Records that the clock was set."""
-        if abs(by_ms) > MAX_BELIEVED_STEP_MS:
-            self._jumped_ms = self._state.ms
-            self._is_recorded = self._is_excused = False
+        """Records that the clock was set.
+
+        If it shows the same time as before a large jump that no process has seen, nothing has happened for
+        them. Processes that could not know of a jump are still excused after the next one if they disagree.
+        """
+        if abs(by_ms) <= MAX_BELIEVED_STEP_MS:
+            return
+        state = self._state
+        clock_ms = state.clock.now_ms() - state.ms
+        before = self._before_unseen or _BeforeUnseen(
+            clock_ms - by_ms, self._jumped_ms, self._is_recorded, self._is_excused
+        )
+        if abs(clock_ms - before.clock_ms) <= MAX_BELIEVED_STEP_MS:
+            self._jumped_ms = before.jumped_ms
+            self._is_recorded, self._is_excused = before.is_recorded, before.is_excused
+            self._before_unseen = None
+            return
+        self._jumped_ms, self._before_unseen = state.ms, before
+        self._is_recorded, self._is_excused = False, self._is_excused and self._do_disagree()
 
     def restarted(self) -> None:
         """Records that the clock was set while no process ran, so that none can know of it."""
         self._disagreed_ms = self._state.ms
         self._used_ms.clear()
+        self._offsets_ms.clear()
+        self._before_unseen = None
 
     def used(self, process: str, now: int, *, writable: bool) -> None:
         """Checks the time of a transaction."""
@@ -60,6 +91,8 @@ class ClockChecker:
         jumped_ms = self._jumped_ms
         if not knows:
             self._first_ms[process] = now_ms
+        if writable or not knows:
+            self._before_unseen = None
         if jumped_ms is not None and self._is_excused and abs(step_ms) > _TOLERANCE_MS:
             self._disagreed_ms = now_ms
         if jumped_ms is not None and abs(step_ms) > _TOLERANCE_MS:
@@ -127,6 +160,11 @@ class ClockChecker:
         if is_settled and shadow.lease_written_ms <= state.accepted_ms:
             return
         state.violate("21", f"reclaimed {left_ms} ms before the end of its lease", shadow.id)
+
+    def _do_disagree(self) -> bool:
+        """Returns True if the last transactions of two processes that have not ended used different times."""
+        offsets_ms = [at for process, at in self._offsets_ms.items() if process not in self._state.dead]
+        return max(offsets_ms, default=0) - min(offsets_ms, default=0) > _TOLERANCE_MS
 
     def _has_given_in(self, process: str) -> bool:
         """Returns True if a process that knew the time from before the jump now believes the clock.
