@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,9 +37,7 @@ from homing.testing.builders import (
 )
 from homing.testing.store_suite.harness import a_command, list_all, status_of, subscribe
 from support.cli_driver import Cli
-from support.mongo_server import PrivateMongo, mongo_server
-
-__all__ = ["mongo_server"]
+from support.mongo_server import PrivateMongo
 
 R = TypeVar("R")
 PARTS = (
@@ -279,14 +277,6 @@ def test_wrong_store_urls_are_named(cli: Cli, postgres_url: str) -> None:
 
 
 # MongoDB -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mongo_url(mongo_server: PrivateMongo) -> Iterator[str]:
-    name = f"homing_copy_{os.getpid()}"
-    yield mongo_server.database_url(name)
-    with mongo_server.client() as client:
-        client.drop_database(name)
 
 
 def test_a_copy_to_mongodb_to_postgres_and_back_contains_everything(

@@ -118,9 +118,10 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     connection.close()
     sick = cli("doctor")
     assert sick.code == 1
-    assert "✗ worker    the oldest due notification is 3h overdue; no live worker → start" in sick.out
+    said = " ".join(sick.out.split())
+    assert "✗ worker the oldest due notification is 3h overdue; no live worker → start" in said
     assert "✗ provider  gone (" in sick.out
-    assert "the health check failed → check its settings" in sick.out
+    assert "the health check failed → check its settings" in said
     assert "✓ provider  pigeon" in sick.out
 
 
@@ -149,9 +150,8 @@ async def test_the_doctor_sends_a_test_email_through_every_email_provider(tmp_pa
         broken = await asyncio.to_thread(cli, "doctor", "--send", "ada@example.org", "--json")
     assert sent.code == 0, sent
     for name in ("first", "second"):
-        assert (
-            f"✓ sending   a test message to a•••@example.org over email through {name}: accepted" in sent.out
-        )
+        text = f"✓ sending a test message to a•••@example.org over email through {name}: accepted"
+        assert text in " ".join(sent.out.split())
     assert sent.out.count("sending") == 2, "a provider of another channel gets nothing"
     assert "ada@example.org" not in sent.out
     assert [envelope.rcpt_tos for envelope in host.kept.envelopes] == [["ada@example.org"]] * 3
@@ -179,10 +179,11 @@ def test_the_doctor_sends_on_the_channel_of_the_address(cli: Cli) -> None:
         ["doctor", "--send", "device-token-1", "--channel", "push"],
         ["doctor", "--send", "ada@example.org", "--store", "missing.db"],
     )
-    assert "✓ sending   a test message to +4•••56 over sms through pigeon: accepted in " in sms.out
-    assert "to https://example.org/••• over webhook through hawk: accepted in " in webhook.out
-    assert "through pigeon: accepted in " in push.out
-    assert "✗ sending   a test message to devi••• over push through gone: " in push.out
+    said = [" ".join(page.out.split()) for page in (sms, webhook, push)]
+    assert "✓ sending a test message to +4•••56 over sms through pigeon: accepted in " in said[0]
+    assert "to https://example.org/••• over webhook through hawk: accepted in " in said[1]
+    assert "through pigeon: accepted in " in said[2]
+    assert "✗ sending a test message to devi••• over push through gone: " in said[2]
     assert push.code == 1
     assert "✗ sending   nothing was sent: the store" in nothing.out
     assert len((cli.folder / "hawk.jsonl").read_text().splitlines()) == 3
@@ -203,7 +204,7 @@ def test_to_send_the_doctor_needs_an_address_and_a_provider(cli: Cli) -> None:
         ["doctor", "--send", "ada@example.org"], *[["doctor", *argv] for argv, _ in cases]
     )
     assert unserved.code == 1
-    assert "✗ sending   nothing was sent: no provider serves email → add one" in unserved.out
+    assert "✗ sending   nothing was sent: no provider serves email\n  → add one" in unserved.out
     for result, (_, says) in zip(refused, cases, strict=True):
         assert (result.code, result.out) == (2, ""), result
         assert says in result.err, result
@@ -218,9 +219,14 @@ def test_the_doctor_examines_redis_as_timer_and_sink(cli: Cli, redis_server: Red
     port = redis_server.port
     assert found["timer"]["detail"].startswith(f"redis: Redis at 127.0.0.1:{port}, version ")
     assert found["sink"]["detail"] == f"stream: Redis at 127.0.0.1:{port} rejects the user name or password"
+    assert found["sink"]["advice"].startswith("correct username and password")
     redis_server.kill()
-    gone = cli("doctor", "--json", OUR_SECRET="hush-hush")
+    gone, page = cli.many(["doctor", "--json"], ["doctor"], OUR_SECRET="hush-hush")
+    assert "  → start Redis, or correct the host" in page.out
+    lines = page.out[page.out.index("✓ sink ") :].splitlines()
+    assert [line for line in lines if len(line) > 80] == []
     assert gone.code == 1
     timer = next(one for one in gone.json["checks"] if one["name"] == "timer")
     assert timer["detail"].startswith(f"redis: Redis at 127.0.0.1:{port} cannot be reached")
+    assert timer["advice"].startswith("start Redis, or correct the host")
     assert "hush-hush" not in gone.out

@@ -47,28 +47,30 @@ def prepared(folder: Path, kafka: KafkaBroker) -> tuple[Cli, str]:
 def test_doctor_names_what_is_missing_in_kafka(kafka: KafkaBroker, tmp_path: Path) -> None:
     cli, topic = prepared(tmp_path, kafka)
 
-    def about_kafka() -> dict[str, tuple[bool, str]]:
+    def about_kafka() -> dict[str, tuple[bool, str, str]]:
         found = cli("doctor", "--json").json["checks"]
         kinds = [
             one for one in found if one["name"] in ("sink", "timer", "bridge") and "log" not in one["detail"]
         ]
-        return {one["name"]: (one["ok"], one["detail"]) for one in kinds}
+        return {one["name"]: (one["ok"], one["detail"], one["advice"]) for one in kinds}
 
     found = about_kafka()
     assert found["bridge"] == (
         False,
         f"orders: the topic {topic}.quarantine does not exist; create it, or set create_topics = true",
+        "",
     )
     assert not found["sink"][0]
     assert found["timer"] == (
         True,
         f"kafka: 1 broker, {topic}.timers.0s (to be created: {topic}.timers.0s)",
+        "",
     )
     kafka.create_topic(f"{topic}.quarantine")
     kafka.create_topic(f"{topic}.dead")
     found = about_kafka()
-    assert found["bridge"] == (True, f"orders: 1 broker, {topic}, {topic}.quarantine")
-    assert found["sink"] == (True, f"kafka: 1 broker, {topic}, {topic}.dead")
+    assert found["bridge"] == (True, f"orders: 1 broker, {topic}, {topic}.quarantine", "")
+    assert found["sink"] == (True, f"kafka: 1 broker, {topic}, {topic}.dead", "")
 
 
 @pytest.mark.parametrize("command", ["kafka", "run"])

@@ -201,7 +201,9 @@ def test_a_run_tells_what_an_open_breaker_holds_back(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(AWAY)
     ids = _send(cli, 5)
     cli.ok("process")  # five failures open the breaker
-    assert re.search(r"✗ breakers +pigeon is open until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d → ", cli("doctor").out)
+    assert re.search(
+        r"✗ breakers +pigeon is open until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s+→ ", cli("doctor").out
+    )
     retried, explained, run, json, verbose = cli.many(
         ["retry", ids[0]],
         ["explain", ids[0]],

@@ -27,10 +27,8 @@ from homing.telemetry.metrics import Metrics
 from homing.testing import VirtualClock, run_virtual
 from support.cli_driver import Cli
 from support.kafka_broker import KafkaBroker
-from support.mongo_server import PrivateMongo, mongo_server
+from support.mongo_server import PrivateMongo
 from support.redis_server import RedisServer
-
-__all__ = ["mongo_server"]
 
 SETTINGS = """\
 store = "{store}"

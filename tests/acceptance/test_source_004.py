@@ -278,6 +278,7 @@ def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
     assert result.err == "error: HTTP_PORT: is 'eighty'; it must be a whole number between 0 and 65535\n"
     result = Cli(tmp_path)("bridge", "rabbitmq", stdin=None, DATABASE_URL="mysql://db/x")
     assert "DATABASE_URL: must be a URL like postgresql://" in result.err
+    assert "for another store, unset it and set HOMING_STORE" in result.err
     result = Cli(tmp_path)("bridge", "rabbitmq", stdin=None, RABBITMQ_URL="http://secret@host")
     assert "url: must be a URL like amqp://" in result.err
     assert "secret" not in result.err

@@ -183,6 +183,20 @@ async def test_a_broker_that_stays_away_is_reported(monkeypatch: pytest.MonkeyPa
             await consumer.call(consumer.poll, 10)
 
 
+async def test_a_missing_topic_is_reported_with_its_name_until_it_exists(
+    kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.new_topic("requests")
+    kafka.produce(topic, mail(1))
+    async with running(bridge(kafka, topic)) as (homing,):
+        problem = f"the topic {topic}.quarantine does not exist; create it, or set create_topics = true"
+        await eventually(lambda: problem in homing.snapshot().bridges["kafka"].status)
+        assert problem in caplog.text
+        kafka.create_topic(f"{topic}.quarantine")
+        await eventually(lambda: kafka.committed(topic, topic) == 1)
+        assert await recipients(homing) == ["user-1@example.org"]
+
+
 async def test_records_that_were_stored_but_not_committed_are_recognized(
     kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,7 +162,7 @@ async def test_records_of_other_programs_are_passed_over(kafka: KafkaBroker) -> 
 
 async def test_missing_topics_are_named(kafka: KafkaBroker) -> None:
     timer = KafkaTimer(kafka.address, topic="nowhere", steps=STEPS)
-    with pytest.raises(UnknownTopic, match=r"the topic nowhere\.0s, nowhere\.3s, nowhere\.1h does not exist"):
+    with pytest.raises(UnknownTopic, match=r"the topics nowhere\.0s, nowhere\.3s, nowhere\.1h do not exist"):
         await timer.open(now_ms)
 
 

@@ -189,7 +189,7 @@ async def test_a_read_that_loses_its_connection_is_repeated(database: Database, 
 
 
 async def _fail(tx: PostgresTransaction) -> None:
-    raise ValueError
+    raise ValueError("odd")
 
 
 async def _read_history(database: Database) -> None:
@@ -221,6 +221,22 @@ async def test_a_caller_that_is_cancelled_during_the_rollback_keeps_no_connectio
     may_end.set()
     await asyncio.gather(*database._finishing)
     assert not database._in_use
+
+
+async def test_a_failed_transaction_has_ended_when_its_connection_is_given_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool would end an open transaction too, but log an error about it."""
+    release, in_transaction = asyncpg.pool.PoolConnectionHolder.release, list[bool]()
+
+    async def note(self: Any, timeout: float | None) -> None:
+        in_transaction.append(self._con.is_in_transaction())
+        await release(self, timeout)
+
+    monkeypatch.setattr(asyncpg.pool.PoolConnectionHolder, "release", note)
+    with pytest.raises(ValueError, match="odd"):
+        await _run_failing(database)
+    assert in_transaction == [False]
 
 
 async def test_a_committed_call_succeeds_even_if_its_connection_is_closed_when_it_is_given_back(

@@ -417,7 +417,8 @@ async def test_a_broker_that_is_killed_loses_and_doubles_nothing(
             await eventually(lambda: _is_empty(again, names.retry))
             await eventually(lambda: _has_status(homing, "ok"))
             await again.delete(*names.all)
-        assert len((await homing.list(limit=1_000)).items) == 300
+        found = [one.metadata["message_id"] for one in (await homing.list(limit=1_000)).items]
+        assert sorted(found) == sorted(f"m{number}" for number in range(300))
 
 
 async def test_while_the_store_is_away_messages_stay_at_the_broker(
@@ -434,8 +435,10 @@ async def test_while_the_store_is_away_messages_stay_at_the_broker(
             )
             await eventually(lambda: _has_status(homing, "waits for the store"))
             await eventually(lambda: _has_count(queues, names.retry, 20))
-        await stored(homing, 20)
+        found = await stored(homing, 20)
+        assert sorted(one.metadata["retry_count"] for one in found) == list(range(20))
         await eventually(lambda: _is_empty(queues, names.retry))
+        assert len((await homing.list(limit=1_000)).items) == 20
 
 
 async def _has_count(queues: RabbitQueues, name: str, number: int) -> bool:

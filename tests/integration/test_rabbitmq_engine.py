@@ -19,6 +19,7 @@ from homing.core.errors import EventsRefused, SinkUnavailable
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Reason
 from homing.providers.rabbitmq.provider import RabbitMqProvider
+from homing.sinks.manual_review import ManualReviewSink
 from homing.sinks.rabbitmq import RabbitMqSink
 from support.rabbitmq_server import PrivateRabbitMQ, RabbitQueues, rabbit_queues
 
@@ -274,14 +275,20 @@ async def test_a_diagnosis_describes_the_server_or_says_what_is_missing(
     told = await RabbitMqSink(url=url, queue=name).diagnose()
     assert told.startswith("RabbitMQ ")
     assert told.endswith(f" at 127.0.0.1:{rabbitmq_server.port}, without TLS; the queue '{name}' exists")
-    with pytest.raises(NotThere, match="does not exist"):
+    with pytest.raises(NotThere, match="does not exist") as missing:
         await RabbitMqSink(url=url, exchange=name).diagnose()
+    assert missing.value.advice == "create it, or correct its name"
     assert "without TLS" in await RabbitMqProvider(url=url).diagnose()
-    with pytest.raises(NotThere, match=f"the queue '{name}.quarantine' does not exist"):
+    with pytest.raises(NotThere, match=f"the queue '{name}.quarantine' does not exist") as missing:
         await RabbitMqBridge(url=url, queue=name, manual_review_queue="").diagnose()
+    assert "with --declare" in (missing.value.advice or "")
     assert "RabbitMQ" in await RabbitMqBridge(url=url, queue=name, declare=True).diagnose()
-    with pytest.raises(BrokerUnavailable, match="Connection refused"):
+    with pytest.raises(NotThere, match="does not exist") as missing:
+        await ManualReviewSink(url=url, queue=f"{name}.review").diagnose()
+    assert "with --declare" in (missing.value.advice or "")
+    with pytest.raises(BrokerUnavailable, match="Connection refused") as away:
         await RabbitMqProvider(url="amqp://127.0.0.1:1/").diagnose()
+    assert away.value.advice == "start RabbitMQ, or correct the host and port in url"
 
 
 async def test_an_event_that_amqp_cannot_carry_is_refused_as_such(

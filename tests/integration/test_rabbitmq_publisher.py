@@ -153,12 +153,20 @@ async def test_a_full_queue_that_rejects_messages_is_a_nack(
     name = f"{queue_prefix}full"
     await queues.declare(name, x_max_length=1, x_overflow="reject-publish", x_queue_type="classic")
 
+    acked: list[bytes] = []
+
     async def is_nacked() -> bool:
-        return (await publisher.publish(to(name), LONG_MS)).status is S.NACKED
+        body = b"%d" % len(acked)
+        status = (await publisher.publish(to(name, body), LONG_MS)).status
+        assert status in (S.ACKED, S.NACKED)
+        if status is S.ACKED:
+            acked.append(body)
+        return status is S.NACKED
 
     await until(is_nacked)
-    await queues.purge(name)
-    await publish_until_acked(publisher, to(name))
+    assert [one.body for one in await queues.take_all(name)] == acked
+    await publish_until_acked(publisher, to(name, b"later"))
+    assert [one.body for one in await queues.take_all(name)] == [b"later"]
 
 
 async def test_a_deleted_queue_is_a_return_and_a_new_one_is_used_again(
@@ -225,9 +233,10 @@ async def _has(results: dict[bytes, PublishStatus], status: PublishStatus) -> bo
 
 
 async def test_a_frozen_broker_makes_publishes_ambiguous_and_then_away_until_it_is_back(
-    publisher: RabbitMqPublisher, rabbitmq_server: PrivateRabbitMQ, queue_prefix: str
+    rabbitmq_server: PrivateRabbitMQ, queue_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    impatient = RabbitMqPublisher(read_server(rabbitmq_server.url, connect_timeout_ms=500))
+    caplog.set_level(logging.INFO, "homing.rabbitmq")
+    impatient = RabbitMqPublisher(read_server(rabbitmq_server.url, "sink", connect_timeout_ms=500))
     name = f"{queue_prefix}a"
     async with rabbit_queues(rabbitmq_server.url) as queues:
         await queues.declare(name)
@@ -238,7 +247,7 @@ async def test_a_frozen_broker_makes_publishes_ambiguous_and_then_away_until_it_
             assert statuses(first) == {S.AMBIGUOUS: 5}
 
             async def is_away() -> bool:
-                return (await impatient.publish(to(name, b"never"), 300)).status is S.AWAY
+                return (await impatient.publish(to(name, b"lost?"), 300)).status is S.AWAY
 
             await until(is_away)
             result = await impatient.publish(to(name, b"never"), 300)
@@ -247,6 +256,11 @@ async def test_a_frozen_broker_makes_publishes_ambiguous_and_then_away_until_it_
             rabbitmq_server.thaw()
         await publish_until_acked(impatient, to(name, b"after"))
         await impatient.close()
+        there = [one.body for one in await queues.take_all(name)]
+    place = f"RabbitMQ at 127.0.0.1:{rabbitmq_server.port}"
+    assert caplog.messages[0] == f"homing sink: the connection to {place} broke"
+    assert caplog.messages[-1] == f"homing sink: connected to {place} again"
+    assert {b"before", b"after"} <= set(there) <= {b"before", b"lost?", b"after"}
 
 
 @pytest.mark.slow

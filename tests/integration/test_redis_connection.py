@@ -36,10 +36,14 @@ def started(*options: str, **more: object) -> RedisServer:
         return RedisServer(*options, **more)  # type: ignore[arg-type]
 
 
-async def problem_of(connection: RedisConnection) -> str:
+async def failure_of(connection: RedisConnection) -> RedisFailure:
     with pytest.raises(RedisFailure) as caught:
         await connection.open()
-    return str(caught.value)
+    return caught.value
+
+
+async def problem_of(connection: RedisConnection) -> str:
+    return str(await failure_of(connection))
 
 
 async def test_the_password_comes_from_the_environment_or_a_file_and_is_in_no_error(
@@ -67,8 +71,9 @@ async def test_a_user_with_few_rights_is_enough(redis_server: RedisServer) -> No
     limited = RedisConnection(redis_server.url, username="few", password="pw")
     assert await limited.diagnose() == f"Redis at 127.0.0.1:{redis_server.port}"
     await limited.open()
-    with pytest.raises(RedisFailure, match="does not let this user do it"), limited.translated():
+    with pytest.raises(RedisFailure, match="does not let this user do it") as caught, limited.translated():
         await limited.client.set("a", "b")
+    assert caught.value.advice == "give the user these commands, keys and channels"
     await limited.close()
 
 
@@ -77,11 +82,14 @@ async def test_tls_is_verified_with_the_given_authority(certificates: tuple[Path
     with started(tls=(tls[0], tls[1])) as server:
         assert server.url.startswith("rediss://")
         await RedisConnection(server.url, ca_file=str(authority)).diagnose()
-        assert "CERTIFICATE_VERIFY_FAILED" in await problem_of(RedisConnection(server.url))
         by_name = server.url.replace("127.0.0.1", "localhost")
-        assert "CERTIFICATE_VERIFY_FAILED" in await problem_of(
-            RedisConnection(by_name, ca_file=str(authority))
-        )
+        for connection in (
+            RedisConnection(server.url),
+            RedisConnection(by_name, ca_file=str(authority)),
+        ):
+            failure = await failure_of(connection)
+            assert "CERTIFICATE_VERIFY_FAILED" in str(failure)
+            assert (failure.advice or "").startswith("set ca_file to the certificate of ")
 
 
 async def test_a_server_that_does_not_exist_is_named(redis_server: RedisServer) -> None:
@@ -93,10 +101,11 @@ async def test_a_server_that_does_not_exist_is_named(redis_server: RedisServer) 
 
 async def test_a_cluster_is_refused_with_a_sentence() -> None:
     with started("--cluster-enabled", "yes") as server:
-        said = await problem_of(RedisConnection(server.url))
-    assert said.endswith(
+        failure = await failure_of(RedisConnection(server.url))
+    assert str(failure).endswith(
         "is a cluster, which Homing does not support; use a single server, or a master behind Sentinel"
     )
+    assert failure.advice == ""
 
 
 async def test_behind_sentinel_the_new_master_is_used_after_a_failover() -> None:
@@ -133,9 +142,9 @@ async def test_behind_sentinel_the_new_master_is_used_after_a_failover() -> None
         await after.open()
         assert await after.client.get("after") == b"1"
         await after.close()
-        assert "cannot be reached: No master found" in await problem_of(
-            RedisConnection(sentinel.url, sentinel="theirs")
-        )
+        unknown = await failure_of(RedisConnection(sentinel.url, sentinel="theirs"))
+        assert "cannot be reached: No master found" in str(unknown)
+        assert (unknown.advice or "").endswith("correct url and sentinel")
         await watch_client.aclose()
 
 

@@ -387,7 +387,7 @@ async def test_a_resend_accepts_the_request_of_an_inbox_entry_once_its_cause_is_
 ) -> None:
     mail = Mail("")
     refused = ("messages", "NEW.type = 't2' AND NEW.address <> ''")
-    async with Homing(postgres_url, providers={"mail": mail}) as homing:
+    async with Homing(postgres_url, providers={"first": Mail(""), "mail": mail}) as homing:
         await refuse(postgres_url, *refused)
         text = json.dumps(request(2, content={"subject": "good", "body": "x"}, idempotencyKey="k"))
         id = await inbox_entry(postgres_url, text)
@@ -404,11 +404,13 @@ async def test_a_resend_accepts_the_request_of_an_inbox_entry_once_its_cause_is_
             steps = [step async for step in homing.bulk(command, dead, who="ada")]
             assert steps == []
         await allow(postgres_url, *refused)
-        new = await homing.resend(id, who="ada")
-        assert await homing.resend(id, who="ada") == new
+        new = await homing.resend(id, who="ada", provider="mail")
+        assert await homing.resend(id, who="ada", provider="mail") == new
+        with pytest.raises(CommandRefused, match="already resent"):
+            await homing.resend(id, who="ada", provider="first")
         await homing.process()
         found = await homing.get(new)
-        assert (found.status, found.resend_of) == (Status.SENT, id)
+        assert (found.status, found.resend_of, found.provider_names) == (Status.SENT, id, ("mail",))
         original = await homing.get(id)
         assert (original.status, original.acknowledged_by) == (Status.FAILED, "ada")
         assert new in (original.acknowledged_why or "")

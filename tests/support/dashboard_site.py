@@ -159,18 +159,23 @@ class DashboardSite:
         self.on_loop(wait)
 
     async def _serve(self) -> None:
-        logging.getLogger("homing").setLevel(logging.ERROR)  # dead letters are expected here
+        log, patience_s = logging.getLogger("homing"), pages._ANSWER_S
+        level = log.level
+        log.setLevel(logging.ERROR)  # dead letters are expected here
+        pages._ANSWER_S = PATIENCE_S
         try:
             await self._run()
         except BaseException as error:
             self.problem = error
             raise
         finally:
+            # Other tests of this process read the log.
+            log.setLevel(level)
+            pages._ANSWER_S = patience_s
             self._ready.set()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        pages._ANSWER_S = PATIENCE_S
         settings: Settings = load_settings(self.folder / "homing.toml")
         both = (Channel.EMAIL, Channel.SMS)
         given = {

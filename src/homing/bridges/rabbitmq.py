@@ -19,6 +19,7 @@ from urllib.parse import quote
 from aio_pika import exceptions as amqp
 
 from homing.brokers.rabbitmq import (
+    DECLARE_ADVICE,
     NotThere,
     RabbitMqConnection,
     RabbitMqLogin,
@@ -201,7 +202,8 @@ class RabbitMqBridge:
 
         A bridge that declares its queues needs none of them beforehand.
         """
-        return await diagnose(self._server, queues=() if self._declare else self._queues)
+        queues = () if self._declare else self._queues
+        return await diagnose(self._server, queues=queues, if_missing=DECLARE_ADVICE)
 
     def _check_consumer(self) -> None:
         """Raises `ConsumerLost` if no message can arrive any more."""
@@ -243,7 +245,7 @@ class RabbitMqBridge:
             except NotThere as error:
                 if error.reply_code != 404:
                     raise
-                raise NotThere(404, f"{error}; create it, or let Homing declare the queues") from None
+                raise NotThere(404, f"{error}; {DECLARE_ADVICE}") from None
             return
         channel = await connection.channel(confirms=False)  # of its own: the broker closes it if it refuses
         try:

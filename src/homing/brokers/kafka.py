@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from msgspec import Struct, ValidationError, convert
 
-from homing.core.errors import ConfigError
+from homing.core.errors import ConfigError, HomingError
 from homing.net.secrets import Secret, read_secret
 
 log = logging.getLogger("homing.kafka")
@@ -48,20 +48,36 @@ GroupProtocol = Literal["auto", "consumer", "classic"]
 # Errors ---------------------------------------------------------------------------------------------
 
 
-class KafkaFailure(Exception):
+class KafkaFailure(HomingError):
     """A call of Kafka failed. The text never contains a credential."""
+
+    code = "KAFKA_FAILED"
 
 
 class BrokersUnavailable(KafkaFailure, ConnectionError):
     """No broker has answered in time. A record may have been written nevertheless."""
 
+    advice = "start the brokers, or correct bootstrap_servers and security.protocol"
+
 
 class NotAuthorized(KafkaFailure, PermissionError):
     """The brokers refuse the credentials, or the account may not use the topic or group."""
 
+    advice = "correct security.username and security.password, or give the account the rights"
+
+
+class NoTls(BrokersUnavailable):
+    """The brokers and we do not agree on TLS, usually because of a certificate."""
+
+    advice = (
+        "set security.ca_file to the certificate of the brokers' authority, and use host names that it covers"
+    )
+
 
 class UnknownTopic(KafkaFailure):
     """A topic does not exist."""
+
+    advice = ""  # `_missing_text` says it
 
 
 class RecordRefused(KafkaFailure, ValueError):
@@ -81,8 +97,9 @@ _FORBIDDEN = {
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError._AUTHENTICATION,
-    KafkaError._SSL,
 }
+_EXPLAINING = {*_FORBIDDEN, KafkaError._SSL}
+"""Errors of a connection that explain why a call got no answer."""
 _NO_ANSWER = {
     KafkaError._MSG_TIMED_OUT,
     KafkaError._TIMED_OUT,
@@ -111,12 +128,14 @@ def explain(error: KafkaError, about: str, causes: Iterable[KafkaError] = ()) ->
     `causes` are the last errors of the connection, which explain why there was no answer in time.
     """
     if error.code() in _NO_ANSWER:
-        error = next((one for one in causes if one.code() in _FORBIDDEN), error)
+        error = next((one for one in causes if one.code() in _EXPLAINING), error)
     code, name = error.code(), error.name()
     if code in _UNKNOWN:
         return UnknownTopic(_missing_text([about]))
     if code in _FORBIDDEN:
         return NotAuthorized(f"the brokers do not let this account use {about} ({name})")
+    if code == KafkaError._SSL:
+        return NoTls(f"no TLS connection to the brokers ({name})")
     if code in _REFUSED:
         return RecordRefused(f"the brokers refuse a record for {about} ({name})")
     return BrokersUnavailable(f"no broker has confirmed a call about {about} ({name})")
@@ -208,7 +227,9 @@ class KafkaConnection:
 
 
 def _missing_text(names: Sequence[str]) -> str:
-    return f"the topic {', '.join(names)} does not exist; create it, or set create_topics = true"
+    if names[1:]:
+        return f"the topics {', '.join(names)} do not exist; create them, or set create_topics = true"
+    return f"the topic {names[0]} does not exist; create it, or set create_topics = true"
 
 
 def check_topic(field: str, name: str) -> str:

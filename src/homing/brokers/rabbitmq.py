@@ -62,6 +62,7 @@ class BrokerUnavailable(HomingError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+        self.advice = _ADVICE.get(kind)
 
 
 class NotThere(HomingError):
@@ -75,6 +76,27 @@ class NotThere(HomingError):
     def __init__(self, reply_code: int, message: str) -> None:
         super().__init__(message)
         self.reply_code = reply_code
+        self.advice = _REFUSAL_ADVICE.get(reply_code)
+
+
+_ADVICE = {
+    "unreachable": "start RabbitMQ, or correct the host and port in url",
+    "no_answer": "look at the log of RabbitMQ, or correct the host and port in url",
+    "login": "correct username and password, or those in url",
+    "tls": "set ca_file to the certificate of the server's authority, and use a host name that it covers",
+    "vhost": "create the virtual host and give the user rights there, or correct the end of url",
+}
+"""Advice by the kind of `BrokerUnavailable`."""
+
+DECLARE_ADVICE = "create it, or start `homing bridge` with --declare, or set declare = true"
+"""Advice for a missing queue that a bridge can create."""
+
+_REFUSAL_ADVICE = {
+    403: "give the user the permissions configure, write and read for it",
+    404: "create it, or correct its name",
+    406: "delete it and create it again, or use another name",
+}
+"""Advice by AMQP's reply code."""
 
 
 class RabbitMqServer(Struct, frozen=True, kw_only=True):
@@ -84,6 +106,8 @@ class RabbitMqServer(Struct, frozen=True, kw_only=True):
     place: str
     """Host, port and virtual host, for errors and logs. It contains no credentials."""
     host: str
+    name: str
+    """Name of the connections to it, for logs. RabbitMQ lists it among its connections."""
     encrypted: bool
     context: ssl.SSLContext | None = None
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
@@ -115,7 +139,7 @@ def read_server(url: str | Secret, role: str = "", **login: Unpack[RabbitMqLogin
     username, password = login.get("username", ""), login.get("password", "")
     ca_file, cert_file = login.get("ca_file", ""), login.get("cert_file", "")
     key_file, auth = login.get("key_file", ""), login.get("auth", "plain")
-    connection_name = login.get("connection_name", f"homing {role}".strip())
+    connection_name = login.get("connection_name", f"homing {role}".strip())[:_LONGEST_NAME]
     heartbeat_s = login.get("heartbeat_s", HEARTBEAT_S)
     connect_timeout_ms = login.get("connect_timeout_ms", CONNECT_TIMEOUT_MS)
     given = read_secret("url", url).reveal().strip()
@@ -148,7 +172,7 @@ def read_server(url: str | Secret, role: str = "", **login: Unpack[RabbitMqLogin
     user = username or unquote(user or "") or "guest"
     secret = read_secret("password", password).reveal() if password else unquote(parts.password or "guest")
     vhost = unquote(parts.path[1:]) or "/"
-    name = quote(connection_name[:_LONGEST_NAME], safe="")
+    name = quote(connection_name, safe="")
     built = URL.build(
         scheme=parts.scheme,
         user=quote(user, safe=""),
@@ -166,6 +190,7 @@ def read_server(url: str | Secret, role: str = "", **login: Unpack[RabbitMqLogin
         url=Secret(str(built)),
         place=f"{host}:{port}" + (f", virtual host {vhost!r}" if vhost != "/" else ""),
         host=host,
+        name=connection_name,
         encrypted=encrypted,
         context=_build_context(ca_file, cert_file, key_file) if encrypted else None,
         connect_timeout_ms=connect_timeout_ms,
@@ -305,10 +330,13 @@ async def connect(server: RabbitMqServer) -> RabbitMqConnection:
     return RabbitMqConnection(server, connection)
 
 
-async def diagnose(server: RabbitMqServer, *, queues: Sequence[str] = (), exchange: str = "") -> str:
+async def diagnose(
+    server: RabbitMqServer, *, queues: Sequence[str] = (), exchange: str = "", if_missing: str = ""
+) -> str:
     """Connects, checks that the queues and the exchange exist, disconnects, and describes the server.
 
-    Raises `BrokerUnavailable` or `NotThere` with a sentence that says what is wrong.
+    Raises `BrokerUnavailable` or `NotThere` with a sentence that says what is wrong. `if_missing` is the
+    advice for a queue or exchange that does not exist, if there is better advice than to create it.
     """
     connection = await connect(server)
     try:
@@ -320,6 +348,10 @@ async def diagnose(server: RabbitMqServer, *, queues: Sequence[str] = (), exchan
             names, exist = ", ".join(map(repr, queues)), "exist" if queues[1:] else "exists"
             found += f"; the queue{'s' if queues[1:] else ''} {names} {exist}"
         return found + (f"; the exchange {exchange!r} exists" if exchange else "")
+    except NotThere as error:
+        if if_missing and error.reply_code == 404:
+            error.advice = if_missing
+        raise
     finally:
         await connection.close()
 

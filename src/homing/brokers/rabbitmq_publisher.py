@@ -381,13 +381,13 @@ class RabbitMqPublisher:
         self._changed = asyncio.Event()
 
     async def _keep_connected(self, connected: asyncio.Event) -> None:
-        wait_s = _FIRST_RETRY_S
+        wait_s, not_yet = _FIRST_RETRY_S, self._problem
         while True:
             try:
                 connection = await connect(self._server)
             except BrokerUnavailable as error:
                 if str(error) != str(self._problem):
-                    log.warning("%s", error)
+                    log.warning("%s: %s", self._server.name, error)
                 self._problem = error
                 self._failures += 1
                 self._note_change()
@@ -396,6 +396,8 @@ class RabbitMqPublisher:
                 wait_s = min(wait_s * 2, longest_s)
                 continue
             wait_s = _FIRST_RETRY_S
+            if self._problem is not not_yet:
+                log.info("%s: connected to RabbitMQ at %s again", self._server.name, self._server.place)
             self._connection = connection
             connected.set()
             self._note_change()
@@ -404,7 +406,7 @@ class RabbitMqPublisher:
             self._problem = BrokerUnavailable(
                 "unreachable", f"the connection to RabbitMQ at {self._server.place} broke"
             )
-            log.warning("%s", self._problem)
+            log.warning("%s: %s", self._server.name, self._problem)
             self._connection = None
             await connection.close()
 

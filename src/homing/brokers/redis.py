@@ -9,14 +9,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
 from redis import exceptions as errors
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 
 from homing.brokers.login import check_login
@@ -39,11 +39,19 @@ _MOST_HOSTS = 16
 
 _CLUSTER = "is a cluster, which Homing does not support; use a single server, or a master behind Sentinel"
 
+_ADDRESS_ADVICE = "start Redis, or correct the host, the port and redis:// or rediss:// in url"
+
+_TLS_ADVICE = "set ca_file to the certificate of the server's authority, and use a host name that it covers"
+
 
 class RedisFailure(HomingError):
     """Redis cannot be used. The text contains no secrets."""
 
     code = "REDIS_FAILED"
+
+    def __init__(self, message: str, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 class RedisAddress(Struct, frozen=True, kw_only=True):
@@ -154,7 +162,8 @@ class RedisConnection:
         try:
             yield
         except (errors.RedisError, OSError) as error:
-            raise RedisFailure(f"{self} {_problem(error, self.timeout_ms)}") from None
+            found = _explain(error, self.timeout_ms)
+            raise RedisFailure(f"{self} {found.problem}", found.advice) from None
 
     def _build(self) -> Redis:
         common: dict[str, Any] = {
@@ -203,9 +212,9 @@ class RedisConnection:
         self.version = str(info.get("valkey_version") or info.get("redis_version") or "")
         mode = info.get("redis_mode")
         if mode == "cluster":
-            raise RedisFailure(f"{self} {_CLUSTER}")
+            raise RedisFailure(f"{self} {_CLUSTER}", "")
         if mode == "sentinel":
-            raise RedisFailure(f"{self} is a Sentinel; name its master in the setting sentinel")
+            raise RedisFailure(f"{self} is a Sentinel; name its master in the setting sentinel", "")
 
     def _check_ca_file(self) -> None:
         if not self.address.tls:
@@ -262,25 +271,44 @@ def _database(parts: SplitResult) -> int:
     return int(name)
 
 
-def _problem(error: Exception, timeout_ms: int) -> str:
-    """Returns the problem as the end of a sentence. Texts of the server are shortened."""
+class _Explanation(NamedTuple):
+    """An error of the library in our words."""
+
+    problem: str
+    """The end of a sentence about the server. Texts of the server are shortened."""
+    advice: str | None = None
+
+
+def _explain(error: Exception, timeout_ms: int) -> _Explanation:
     if isinstance(error, (errors.TimeoutError, TimeoutError)):
-        return f"does not answer within {timeout_ms} ms"
+        return _Explanation(f"does not answer within {timeout_ms} ms", _ADDRESS_ADVICE)
     if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
-        return "rejects the user name or password"
+        return _Explanation("rejects the user name or password", "correct username and password")
     if isinstance(error, errors.NoPermissionError):
-        return f"does not let this user do it: {_short(error)}"
+        return _Explanation(
+            f"does not let this user do it: {_short(error)}",
+            "give the user these commands, keys and channels",
+        )
     if isinstance(error, errors.OutOfMemoryError):
-        return "is out of memory: it has reached its maxmemory"
+        return _Explanation("is out of memory: it has reached its maxmemory", "raise maxmemory")
     if isinstance(error, errors.ReadOnlyError):
-        return "is a replica, which accepts no writes"
+        return _Explanation(
+            "is a replica, which accepts no writes",
+            "set url to the master, or give its name in the setting sentinel",
+        )
     if isinstance(error, errors.BusyLoadingError):
-        return "is loading its data"
+        return _Explanation("is loading its data", "wait until it has loaded them")
     if isinstance(error, (errors.MovedError, errors.AskError, errors.ClusterError, errors.ClusterDownError)):
-        return _CLUSTER
+        return _Explanation(_CLUSTER, "")
+    if isinstance(error, MasterNotFoundError):
+        return _Explanation(
+            f"cannot be reached: {_short(error)}",
+            "start the Sentinels and the master, or correct url and sentinel",
+        )
     if isinstance(error, (errors.ConnectionError, OSError)):
-        return f"cannot be reached: {_short(error)}"
-    return f"reports an error: {_short(error)}"
+        is_tls = isinstance(error.__context__, ssl.SSLError)
+        return _Explanation(f"cannot be reached: {_short(error)}", _TLS_ADVICE if is_tls else _ADDRESS_ADVICE)
+    return _Explanation(f"reports an error: {_short(error)}")
 
 
 def _short(error: Exception) -> str:

@@ -42,6 +42,10 @@ class HomingError(Exception):
 
     code = "INTERNAL_ERROR"
 
+    advice: str | None = None
+    """What an operator can do about the problem, for `homing doctor`. It is empty if the message says so
+    already, and None if nothing is known."""
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(printable(message or (self.__doc__ or "").strip()))
 

@@ -21,31 +21,35 @@ class Diagnosis(Struct, frozen=True):
     ok: bool
     detail: str
     """Description of the system, or of the problem, in one line and without secrets."""
+    advice: str | None = None
+    """What to do about the problem. Empty if `detail` says it, None if the plug-in gives no advice."""
 
 
 async def diagnose(plug_in: object) -> Diagnosis:
     """Calls the plug-in's `diagnose`. A plug-in without this method is only known to be configured."""
     if not isinstance(plug_in, SupportsDiagnosis):
         return Diagnosis(True, "configured")
-    found: list[str] = []
-
-    async def check() -> bool:
-        found.append(await plug_in.diagnose())
-        return True
-
-    problem = await find_problem(check)
-    return Diagnosis(not problem, problem or _one_line(str(found[0])) or "usable")
+    try:
+        found = await call_within(plug_in.diagnose, 1000 * CHECK_TIMEOUT_S)
+    except Exception as error:  # a diagnosis may raise anything
+        given = getattr(error, "advice", None)
+        return Diagnosis(False, _describe(error), None if given is None else _one_line(str(given)))
+    return Diagnosis(True, _one_line(str(found)) or "usable")
 
 
 async def find_problem(check: Callable[[], Awaitable[bool]]) -> str:
     """Runs a health check, and returns the problem, or an empty string if there is none."""
     try:
         good = await call_within(check, 1000 * CHECK_TIMEOUT_S)
-    except TimeoutError:
-        return f"no answer within {CHECK_TIMEOUT_S} s"
     except Exception as error:  # a health check may raise anything
-        return _one_line(str(error)) or type(error).__name__
+        return _describe(error)
     return "" if good else "the health check failed"
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CHECK_TIMEOUT_S} s"
+    return _one_line(str(error)) or type(error).__name__
 
 
 def _one_line(text: str) -> str:

@@ -36,7 +36,11 @@ def read_retry_scheduler_variables(env: Mapping[str, str]) -> dict[str, Any]:
     url, queue = env.get("RABBITMQ_URL", "").strip(), env.get("RETRY_QUEUE", "").strip()
     review, store = env.get("MANUAL_REVIEW_QUEUE", "").strip(), env.get("DATABASE_URL", "").strip()
     if store and store != "memory:" and not store.startswith(("postgresql://", "postgres://")):
-        raise ConfigError("DATABASE_URL", "must be a URL like postgresql://user@host/database, or memory:")
+        raise ConfigError(
+            "DATABASE_URL",
+            "must be a URL like postgresql://user@host/database, or memory:; "
+            "for another store, unset it and set HOMING_STORE",
+        )
     bridge = {
         **({"url": url} if url else {}),
         **({"queue": queue} if queue else {}),

@@ -28,6 +28,15 @@ _MAX_VAIN_REFUSALS = 8
 BUSY_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
 """Answers that mean that the other system takes no events now."""
 
+_ADVICE = {
+    "dns": "correct the host name in the settings of the sink",
+    "connect": "start the other system, or correct its host and port",
+    "timeout": "start the other system, or correct its host and port",
+    "tls": "correct the host name, or set http.ca_file to the certificate of the server's authority",
+    "refused_address": "use https:// and a public address, or set http.allow_http or http.allow_networks",
+}
+"""What an operator can do if a request got no response, by the code of `TransportFailure`."""
+
 
 class Verdict(Struct, frozen=True):
     """What an answer means for the events of its request."""
@@ -132,7 +141,9 @@ class SinkOverHttp:
         finally:
             await self._transport.close()
         if isinstance(answer, TransportFailure):
-            raise SinkUnavailable(f"{answer.code}: {answer.error}")
+            failure = SinkUnavailable(f"{answer.code}: {answer.error}")
+            failure.advice = _ADVICE.get(answer.code)
+            raise failure
         if answer.status >= 500:
             raise SinkUnavailable(f"it answers {answer.status}")
         return answer

@@ -6,6 +6,7 @@ from base64 import b64decode
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
+from homing.brokers.rabbitmq import DECLARE_ADVICE
 from homing.brokers.rabbitmq_publisher import OutgoingMessage
 from homing.brokers.retry_message import MAX_COUNT, RetryMessage, encode_retry_message
 from homing.core.lifecycle.events import MANUAL_REVIEW, Event, event_headers
@@ -21,6 +22,7 @@ class ManualReviewSink(RabbitMqSink):
     """
 
     default_events: ClassVar[frozenset[str]] = frozenset({MANUAL_REVIEW})
+    if_missing = DECLARE_ADVICE
 
     def build(self, event: Event) -> OutgoingMessage:
         """Returns the message for an event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from homing.brokers.rabbitmq import RabbitMqLogin, diagnose, read_server
 from homing.brokers.rabbitmq_publisher import (
@@ -30,6 +30,9 @@ class RabbitMqSink:
     Events of different notifications are published side by side, those of one notification one after another:
     an event is written only after the one before it was confirmed.
     """
+
+    if_missing: ClassVar[str] = ""
+    """Advice of `homing doctor` if the exchange or queue does not exist. If it is empty, the usual one."""
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class RabbitMqSink:
     async def diagnose(self) -> str:
         """Connects, and describes the server and the exchange or queue. Raises an error if one is missing."""
         queues = [self._queue] if self._queue else []
-        return await diagnose(self._server, queues=queues, exchange=self._exchange)
+        return await diagnose(
+            self._server, queues=queues, exchange=self._exchange, if_missing=self.if_missing
+        )
 
     async def close(self) -> None:
         """Disconnects."""

@@ -56,12 +56,7 @@ class ConnectionString(Struct, frozen=True):
             if not mark:
                 raise ConfigError(field, "is not a list of NAME=VALUE, separated by semicolons")
             parts[name.strip().lower()] = value.strip()
-        host = ""
-        try:
-            endpoint = urlsplit(parts.get("endpoint", ""))
-            host = (endpoint.hostname or "") if endpoint.scheme in ("sb", "https") else ""
-        except ValueError:
-            pass
+        host = _host_of(parts.get("endpoint", ""))
         if not _HOST.fullmatch(host):
             raise ConfigError(field, "has no Endpoint like sb://NAMESPACE.servicebus.windows.net/")
         policy, key = parts.get("sharedaccesskeyname", ""), parts.get("sharedaccesskey", "")
@@ -220,6 +215,15 @@ class ServiceBusSink(SinkOverHttp):
             self._token = create_sas_token(self._resource, account.policy, account.key, expires_s)
             self._renew_at_ms = 1000 * (expires_s - _RENEW_S)
         return self._token
+
+
+def _host_of(endpoint: str) -> str:
+    """Returns the host of an endpoint, or an empty string if the endpoint is not one of Service Bus."""
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:  # such as an unfinished IPv6 address
+        return ""
+    return (parts.hostname or "") if parts.scheme in ("sb", "https") else ""
 
 
 def _choose_entity(own: str, of_string: str) -> str:

@@ -116,10 +116,11 @@ class WebhookSink(SinkOverHttp):
 
 def _host_of(url: Secret) -> str:
     """Returns the host of the URL. Raises `ConfigError` if it is not valid, without showing it."""
+    problem = ConfigError("url", "must be a URL like https://example.org/events, without credentials")
     try:
         parts = urlsplit(url.reveal())
-        if parts.scheme in ("http", "https") and parts.hostname and not (parts.username or parts.password):
-            return parts.hostname
     except ValueError:
-        pass
-    raise ConfigError("url", "must be a URL like https://example.org/events, without credentials")
+        raise problem from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise problem
+    return parts.hostname

@@ -328,6 +328,7 @@ async def test_diagnose_reaches_the_namespace_and_publishes_nothing(
     with pytest.raises(SinkUnavailable, match="answers 503"):
         await a_sink(server, ca_file, clock).diagnose()
     await server.stop()
-    with pytest.raises(SinkUnavailable, match="connect"):
+    with pytest.raises(SinkUnavailable, match="connect") as caught:
         await a_sink(server, ca_file, clock).diagnose()
+    assert caught.value.advice == "start the other system, or correct its host and port"
     assert server.messages == []

@@ -191,8 +191,9 @@ async def test_private_addresses_are_refused_unless_the_settings_allow_them(serv
     sink = a_sink(server.url, transport=transport(allow=False))
     with pytest.raises(SinkUnavailable, match="refused_address"):
         await sink.publish([an_event(1)])
-    with pytest.raises(SinkUnavailable, match="refused_address"):
+    with pytest.raises(SinkUnavailable, match="refused_address") as caught:
         await sink.diagnose()
+    assert (caught.value.advice or "").startswith("use https:// and a public address, or set ")
     await sink.close()
     assert server.connections == 0
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from homing.bridges.kafka import KafkaBridge
-from homing.brokers.kafka import KafkaConnection, KafkaFailure, KafkaProducer
+from homing.brokers.kafka import KafkaConnection, KafkaFailure, KafkaProducer, explain
 from homing.compose.factories import BRIDGES, SINKS, TIMERS, build_from_settings
 from homing.core.errors import ConfigError
 from homing.sinks.kafka import KafkaSink
@@ -21,6 +22,35 @@ PASSWORD = "tell-nobody"
 
 def options(security: Mapping[str, str]) -> dict[str, Any]:
     return KafkaConnection(SERVERS, "homing", security).options()
+
+
+@pytest.mark.parametrize(
+    ("code", "problem", "advice"),
+    [
+        (KafkaError._SSL, "no TLS connection to the brokers (_SSL)", "set security.ca_file to "),
+        (KafkaError._TRANSPORT, "no broker has confirmed a call about orders (_TRANSPORT)", "start the "),
+        (
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            "the brokers do not let this account use orders (SASL_AUTHENTICATION_FAILED)",
+            "correct security.username and ",
+        ),
+        (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            "the topic orders does not exist; create it, or set create_topics = true",
+            "",
+        ),
+        (KafkaError.MSG_SIZE_TOO_LARGE, "the brokers refuse a record for orders (MSG_SIZE_TOO_LARGE)", None),
+    ],
+)
+def test_an_error_of_the_library_becomes_a_sentence_with_advice(
+    code: int, problem: str, advice: str | None
+) -> None:
+    found = explain(KafkaError(code), "orders")
+    assert str(found) == problem
+    if advice:
+        assert (found.advice or "").startswith(advice)
+    else:
+        assert found.advice == advice
 
 
 @pytest.mark.parametrize("servers", ["", "kafka", "kafka:9092;rm", [], ["kafka:9092", ""], "a:1," * 101])

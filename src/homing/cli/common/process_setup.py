@@ -102,8 +102,11 @@ def require_complete_templates(settings: Settings) -> None:
 @asynccontextmanager
 async def open_with_telemetry(
     options: Options, settings: Settings, load: Callable[[], Settings], *, count: bool = False
-) -> AsyncIterator[tuple[Homing, ConfiguredObservers]]:
+) -> AsyncIterator[tuple[Homing, ConfiguredObservers, StopSignals]]:
     """Opens the engine with the telemetry that the settings configure, and tunes the garbage collector.
+
+    While the store opens, a signal ends the process at once. From the first line of output on, signals are
+    queued in the result.
 
     `load` reads the settings of this process again, after SIGHUP or `homing reload`. If `count` is True,
     metrics are collected even if the settings have no address to serve them on.
@@ -122,6 +125,7 @@ async def open_with_telemetry(
         if traced is not None:
             stack.push_async_callback(asyncio.to_thread, traced.close)
         homing = await stack.enter_async_context(open_engine(options, settings, watchers.all, sinks=True))
+        signals = StopSignals()
         if counted is not None and settings.metrics.listen:
             endpoint = await stack.enter_async_context(compose.build_endpoint(settings, counted, homing))
             options.screen.line(f"metrics on http://{endpoint.address}/metrics")
@@ -129,4 +133,4 @@ async def open_with_telemetry(
             counted.watch(homing)
         await stack.enter_async_context(watch_for_reload(homing, load_checked))
         tune_garbage_collector()
-        yield homing, watchers
+        yield homing, watchers, signals

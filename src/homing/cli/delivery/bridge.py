@@ -48,8 +48,8 @@ async def rabbitmq(
     configure_logging(settings, verbose=verbose)
     if settings.store == "memory:":
         options.notes.line("warning: the store is in memory, so a restart loses all tasks")
-    async with open_with_telemetry(options, settings, load) as (homing, _):
-        return await run_bridge(options, homing, "rabbitmq")
+    async with open_with_telemetry(options, settings, load) as (homing, _, signals):
+        return await run_bridge(options, homing, "rabbitmq", signals)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The bridge `[bridges.NAME]`.")]
@@ -77,8 +77,8 @@ async def _run_named(options: Options, name: str, verbose: bool) -> int:
     settings = options.settings()
     configure_logging(settings, verbose=verbose)
     require_complete_templates(settings)
-    async with open_with_telemetry(options, settings, options.settings) as (homing, _):
-        return await run_bridge(options, homing, name)
+    async with open_with_telemetry(options, settings, options.settings) as (homing, _, signals):
+        return await run_bridge(options, homing, name, signals)
 
 
 def _load(options: Options, declare: bool) -> Settings:
@@ -89,10 +89,10 @@ def _load(options: Options, declare: bool) -> Settings:
     return compose.add_retry_scheduler(settings, declare=declare)
 
 
-async def run_bridge(options: Options, homing: Homing, name: str) -> int:
+async def run_bridge(options: Options, homing: Homing, name: str, signals: StopSignals) -> int:
     """Runs a bridge and a worker until a stop signal. The bridge stops first."""
     loop = asyncio.get_running_loop()
-    signals, began = StopSignals(), loop.time()
+    began = loop.time()
     homing.bridges.start(name)
     options.screen.line(
         f"bridge {name} and worker {homing.settings.name} started: "

@@ -227,10 +227,9 @@ async def _serve(
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with AsyncExitStack() as stack:
-        homing, watchers = await stack.enter_async_context(
+        homing, watchers, signals = await stack.enter_async_context(
             open_with_telemetry(options, settings, load, count=True)
         )
-        signals = StopSignals()  # only now: while the store opens, a signal ends the process at once
         served = service.build_service(settings, homing)
         homing.reloader.parts.append(service.reloadable_issuers(served))
         if alive is None:

@@ -54,13 +54,16 @@ async def worker(
     settings = options.settings(**flags)
     configure_logging(settings, verbose=verbose)
     require_complete_templates(settings)
-    async with open_with_telemetry(options, settings, lambda: options.settings(**flags)) as (homing, _):
-        return await _work(options, homing)
+    async with open_with_telemetry(options, settings, lambda: options.settings(**flags)) as (
+        homing,
+        _,
+        signals,
+    ):
+        return await _work(options, homing, signals)
 
 
-async def _work(options: Options, homing: Homing) -> int:
+async def _work(options: Options, homing: Homing, signals: StopSignals) -> int:
     loop = asyncio.get_running_loop()
-    signals = StopSignals()
     screen, began = options.screen, loop.time()
     settings = homing.settings
     screen.line(

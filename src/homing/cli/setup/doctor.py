@@ -55,6 +55,9 @@ _STORE_CHECKS = frozenset(
 )
 """Checks of the store itself that are reported here too. Those of schema and clock have a counterpart."""
 
+_LONG_CHECKS = _STORE_CHECKS | {"provider", "sink", "timer", "bridge", "sending"}
+"""Checks whose results are wrapped, because they contain texts of other systems."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
@@ -105,12 +108,9 @@ async def doctor(
     async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
-            options.screen.check(
-                finding.ok,
-                f"{finding.name:<9} {finding.detail}",
-                finding.advice,
-                max_columns=80 if finding.name in _STORE_CHECKS else None,
-            )
+            text = f"{finding.name:<9} {finding.detail}"
+            max_columns = 80 if finding.name in _LONG_CHECKS else None
+            options.screen.check(finding.ok, text, finding.advice, max_columns=max_columns)
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": findings})
@@ -425,7 +425,9 @@ async def _diagnosed(kind: str, label: str, plug_in: object) -> DoctorFinding:
     from homing.engine.health_checks import diagnose
 
     found = await diagnose(plug_in)
-    advice = "" if found.ok else _PLUG_IN_ADVICE
+    advice = found.advice
+    if advice is None:
+        advice = "" if found.ok else _PLUG_IN_ADVICE
     return DoctorFinding(name=kind, ok=found.ok, detail=f"{label}: {found.detail}", advice=advice)
 
 

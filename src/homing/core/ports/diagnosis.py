@@ -15,8 +15,11 @@ class SupportsDiagnosis(Protocol):
     async def diagnose(self) -> str:
         """Checks that the other system can be used as configured, and describes it in a few words.
 
-        Raises an error that names the problem if it cannot. Called by `homing doctor`, on an object of its
-        own that is never opened, so this method connects by itself and disconnects before it returns. It
-        changes nothing: it publishes, schedules and consumes no message. After 10 s it is cancelled. The
-        text and the message of the error must not contain secrets. They are shortened to one line.
+        Raises an error that names the problem if it cannot. If the error has an attribute `advice`, that text
+        says what to do; it is empty if the message says so already.
+
+        Called by `homing doctor`, on an object of its own that is never opened, so this method connects by
+        itself and disconnects before it returns. It changes nothing: it publishes, schedules and consumes no
+        message. After 10 s it is cancelled. The text, the message and the advice must not contain secrets.
+        They are shortened to one line.
         """

@@ -64,6 +64,9 @@ _YIELD_EVERY = 100
 
 _NO_STORE = "waits for the store"
 
+_FAILED = "failed"
+"""Beginning of the status of a bridge that has failed."""
+
 _NOT_STARTED = "not started"
 
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
@@ -355,15 +358,18 @@ class _BridgeRunner:
         )
 
     def _failed(self, why: str) -> None:
-        status = f"failed ({why}) and is opened again"
+        status = f"{_FAILED} ({why}) and is opened again"
         # One line per outage, and not one per try.
         level = logging.DEBUG if status == self.state.status else logging.WARNING
         log.log(level, "bridge %s failed and is opened again: %s", self._name, why)
         self.state = replace(self.state, status=status, failures=self.state.failures + 1)
 
     def _report(self, status: str) -> None:
-        if status != self.state.status:
+        before = self.state.status
+        if status != before:
             self.state = replace(self.state, status=status)
+        if status == "ok" and (before == _NO_STORE or before.startswith(_FAILED)):
+            log.info("bridge %s works again", self._name)
 
 
 def _read(given: SendRequest | Mapping[str, object] | InvalidRequest) -> SendRequest:

@@ -137,7 +137,12 @@ class Commands:
         plain_text(why, "why")
         try:
             new = await self._sends.submit_again(dead, provider, new_id=new_id)
-        except (InvalidRequest, IdempotencyConflict) as error:
+        except IdempotencyConflict as error:
+            raise CommandRefused(
+                f"resend is not possible: {dead.id} was already resent, with another choice of provider. "
+                "Resend the new notification instead."
+            ) from error
+        except InvalidRequest as error:
             raise CommandRefused(
                 f"resend is not possible: the request in {dead.id} cannot be accepted: {error}"
             ) from error
