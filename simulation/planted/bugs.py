@@ -28,7 +28,6 @@ from simulation.plan import (
     SimulatedProviderPlan,
     SimulationPlan,
     build_crowded_plan,
-    build_plan,
     losing_commits,
     plain_plan,
 )
@@ -164,11 +163,6 @@ def rough(seed: int) -> SimulationPlan:
     return replace(plain_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
 
 
-def everything(seed: int) -> SimulationPlan:
-    """Returns the plan of a campaign, for a bug that shows only if several rare things come together."""
-    return build_plan(seed, 250)
-
-
 def steady(seed: int) -> SimulationPlan:
     """Returns a plan with failing providers and an operator, but no other faults."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=_STEADY)
@@ -271,6 +265,20 @@ def doubtful(seed: int) -> SimulationPlan:
         for c in plan.providers
     )
     return replace(plan, rules=tuple(_with(rule, **fields) for rule in plan.rules), providers=providers)
+
+
+def given_up(seed: int) -> SimulationPlan:
+    """Returns a plan like `doubtful`, in which the only attempt often fails and operators repeat it.
+
+    The repetition waits for the breaker, and the failure of the first message is reported meanwhile. The rules
+    by type have a longer backoff than the others.
+    """
+    plan = doubtful(seed)
+    long = {"base_ms": 20_000, "cap_ms": 60_000}
+    rules = (_with(rule, max_attempts=1, **(long if rule.type != "*" else {})) for rule in plan.rules)
+    providers = tuple(replace(c, breaker=replace(c.breaker, failures=1)) for c in plan.providers)
+    fault_plan = replace(plan.fault_plan, operator_every_ms=20)
+    return replace(plan, rules=tuple(rules), providers=providers, fault_plan=fault_plan)
 
 
 def contested(seed: int) -> SimulationPlan:
