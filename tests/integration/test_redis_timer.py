@@ -167,6 +167,17 @@ async def test_installations_with_other_prefixes_or_databases_do_not_hear_each_o
         assert [worker.woken for worker in workers[1:]] == [[0], [0]]
 
 
+async def test_a_cancelled_listener_ends_whatever_it_is_doing(redis_server: RedisServer) -> None:
+    async with opened(redis_server.url) as timer:
+        for number in range(60):
+            listening = asyncio.ensure_future(timer.listen(lambda due_at=0: None))
+            await asyncio.sleep(number * 0.00005)
+            listening.cancel()
+            done, _ = await asyncio.wait([listening], timeout=20)
+            assert done, f"still listens, although it was cancelled after {number * 50} µs"
+            assert listening.cancelled()
+
+
 async def test_unreadable_messages_are_ignored(redis_server: RedisServer) -> None:
     worker = Worker(redis_server.url)
     async with worker.listening() as task, redis_server.client() as client:
@@ -195,10 +206,17 @@ async def test_the_rights_in_the_how_to_are_enough(redis_server: RedisServer, ri
 
 @pytest.mark.usefixtures("_read_often")
 async def test_a_worker_removes_what_is_past(redis_server: RedisServer) -> None:
-    worker = Worker(redis_server.url)
-    async with redis_server.client() as client, worker.listening(), opened(redis_server.url) as timer:
-        await timer.schedule([*(due(f"{n}", 50 + n) for n in range(100)), due("ahead", HOUR_MS)])
+    clock_ms = began_ms = now_ms()
+
+    def read_clock() -> int:
+        return clock_ms
+
+    worker, sender = Worker(redis_server.url, read_clock), opened(redis_server.url, read_clock)
+    async with redis_server.client() as client, worker.listening(), sender as timer:
+        batch = [*(due(f"{n}", 50 + n, began_ms) for n in range(100)), due("ahead", HOUR_MS, began_ms)]
+        await timer.schedule(batch)
         assert await client.zcard(timer.key) == 102, "with the mark of the worker"
+        clock_ms += 200
         async with asyncio.timeout(60):
             while await client.zscore(timer.key, "99") is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -16,16 +16,17 @@ class PlugInExit(Exception):
     """A plug-in raised an exception that would end the process or the task, such as `SystemExit`."""
 
 
-async def call_within(call: Callable[[], Awaitable[_T]], timeout_ms: float) -> _T:
+async def call_within(call: Callable[[], Awaitable[_T]], timeout_ms: float | None) -> _T:
     """Calls an async function of a plug-in in a task of its own and returns its result.
 
-    Raises `TimeoutError` once `timeout_ms` has elapsed, even if the function ignores its cancellation. It is
-    then left behind and its result is discarded. Exceptions of the function are raised; those that are not an
-    `Exception`, such as `SystemExit`, are raised as `PlugInExit`.
+    Raises `TimeoutError` once `timeout_ms` has elapsed, even if the function ignores its cancellation. If it
+    is None, there is no limit, but the caller can be cancelled. The function is then left behind and its
+    result is discarded. Exceptions of the function are raised; those that are not an `Exception`, such as
+    `SystemExit`, are raised as `PlugInExit`.
     """
     task = asyncio.create_task(contain(call))
     try:
-        await asyncio.wait({task}, timeout=max(0.0, timeout_ms / 1000))
+        await asyncio.wait({task}, timeout=None if timeout_ms is None else max(0.0, timeout_ms / 1000))
         if task.done():
             return task.result()
         raise TimeoutError

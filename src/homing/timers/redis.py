@@ -116,6 +116,7 @@ class RedisTimer:
         if earliest is not None:
             wake(earliest)
         while True:
+            _raise_if_cancelled()
             if now_s() >= next_read_s:
                 earliest, deleted = await self._read_earliest()
                 if deleted:
@@ -185,6 +186,16 @@ class RedisTimer:
         if now_s < self._next_schedule_s:
             await asyncio.sleep(self._next_schedule_s - now_s)
         self._next_schedule_s = max(now_s, self._next_schedule_s) + _SCHEDULE_EVERY_S
+
+
+def _raise_if_cancelled() -> None:
+    """Raises `CancelledError` if the current task was cancelled.
+
+    The client ignores a cancellation while it connects. The task would listen for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _due_time(message: Any) -> int | None:

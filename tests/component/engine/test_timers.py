@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from homing import CommandName, Filter, Homing, Priority
 from homing.core.errors import HomingError
 from homing.core.lifecycle.due_times import DueTime
-from homing.core.ports.timers import AssignedTimer
+from homing.core.ports.timers import AssignedTimer, Wake
 from homing.engine.delivery import timers as timers_module
 from support.engine_harness import ADA, MINUTE, SECOND, EngineHarness, TimedProvider, steady
 from support.heap_timer import HeapTimer, TimerServer
@@ -287,6 +288,50 @@ async def test_a_timer_that_hangs_delays_the_end_of_a_process_by_a_second(harnes
     await engine.close()
     assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.01)
     assert timer.closed == 1
+
+
+class _StubbornTimer(HeapTimer):
+    """Ignores the first cancellation of `listen`, as clients do that confuse it with a timeout."""
+
+    async def listen(self, wake: Wake) -> None:
+        try:
+            await super().listen(wake)
+        except asyncio.CancelledError:
+            await super().listen(wake)
+
+
+class _StubbornWakeUps:
+    """The store's wake-ups with the same flaw."""
+
+    is_notified = True
+
+    async def listen(self, wake: Wake) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+
+async def test_a_timer_that_ignores_its_cancellation_does_not_keep_the_worker_from_stopping(
+    harness: EngineHarness,
+) -> None:
+    timer = _StubbornTimer()
+    engine = await harness.open(timers={"heap": timer})
+    await asyncio.sleep(1)
+    assert timer.listens == 1
+    async with asyncio.timeout(5):
+        await engine.stop_worker()
+        await engine.close()
+
+
+async def test_wake_ups_of_the_store_that_ignore_their_cancellation_do_not_keep_the_worker_from_stopping(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(working=False)
+    engine._timers._store_timer = _StubbornWakeUps()
+    engine.start_worker()
+    await asyncio.sleep(1)
+    async with asyncio.timeout(5):
+        await engine.stop_worker()
 
 
 async def test_a_timer_that_could_not_be_opened_is_not_closed(harness: EngineHarness) -> None:

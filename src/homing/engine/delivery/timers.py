@@ -21,7 +21,7 @@ from homing.core.ports.observers import SettledClaim
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import SupportsWakeUps
 from homing.core.ports.timers import AssignedTimer, Timer, TimerState, Wake
-from homing.engine.plug_in_calls import call_within, contain
+from homing.engine.plug_in_calls import call_within
 
 log = logging.getLogger("homing.timers")
 
@@ -186,7 +186,7 @@ class Timers:
         """Listens until cancelled, and again after a pause if the store fails or returns."""
         while True:
             try:
-                await contain(partial(timer.listen, self.wake))
+                await call_within(partial(timer.listen, self.wake), None)
                 log.warning("the store stopped reporting commits, workers wait for their next poll")
             except Exception as error:
                 log.warning(
@@ -283,14 +283,17 @@ class _TimerFeed:
 
         while True:
             try:
-                await contain(self._open)
-                await contain(partial(self._timer.listen, heard))
+                await call_within(partial(self._open_and_listen, heard), None)
                 self._lost("listen", "it stopped listening")
             except Exception as error:  # a timer may raise anything
                 self._lost("listen", _describe(error))
             self._is_listening = False
             await self._clock.sleep_ms(pause_ms)
             pause_ms = min(_MAX_PAUSE_MS, 2 * pause_ms)
+
+    async def _open_and_listen(self, heard: Wake) -> None:
+        await self._open()
+        await self._timer.listen(heard)
 
     async def _feed(self) -> None:
         pause_ms = _FIRST_PAUSE_MS
