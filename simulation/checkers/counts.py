@@ -165,10 +165,11 @@ class RequestChecker:
     def _check_duplicate(self, new: NewNotification, earlier: str) -> None:
         """Checks the notification that was returned in place of a new one with the same dedup key.
 
-        A reported failure cannot always be matched to an attempt whose answer was lost.
+        A reported failure cannot always be matched to an attempt whose answer was lost. Settlements after a
+        loss of commits are not followed, so which attempts may have been taken is not known then.
         """
         shadow = self._state.shadows.get(earlier)
-        if shadow is None or shadow.status is not Status.CANCELLED:
+        if shadow is None or shadow.status is not Status.CANCELLED or shadow.rolled_back:
             return
         if not shadow.is_taken and not shadow.unsure:
             self._state.violate("25", f"not accepted, because the cancelled {earlier} counts", new.id)
