@@ -21,6 +21,10 @@ from typing import Self
 _PATIENCE_S = 60
 _QUIT_S = 10
 """Time that a server has to end itself after the guard's signal."""
+_STATE, _GROUP = 0, 2
+"""Fields of `/proc/PID/stat` after the program's name."""
+_STOPPED = ("T", "t", "Z", "X", "")
+"""States of threads that do not run any more. An empty one stands for a thread that has ended."""
 
 
 class GuardedFolder:
@@ -108,6 +112,33 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def group(pgid: int) -> list[int]:
+    """Returns the processes of a process group."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _stat(path, _GROUP) == str(pgid)]
+
+
+def suspend_all(pids: Sequence[int]) -> None:
+    """Suspends processes, and waits until all their threads have stopped, which takes a while under load."""
+    signal_all(pids, signal.SIGSTOP)
+    until = time.monotonic() + _PATIENCE_S
+    while not all(_is_suspended(pid) for pid in pids):
+        assert time.monotonic() < until, f"not suspended within {_PATIENCE_S} s"
+        time.sleep(0.001)
+
+
+def _is_suspended(pid: int) -> bool:
+    """Returns True if every thread of the process has stopped or ended."""
+    return all(_stat(thread, _STATE) in _STOPPED for thread in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _stat(process: Path, field: int) -> str:
+    """Returns a field of the kernel's statistics, counted from behind the program's name."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[field]
+    except OSError:  # it has ended
+        return ""
 
 
 def _unprivileged_user() -> str:

@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from support.guarded_folder import GuardedFolder
+from support.guarded_folder import GuardedFolder, suspend_all
 from support.postgres_servers import skip_or_fail
 from support.private_postgres import free_port
 
@@ -157,7 +157,7 @@ class KafkaBroker:
     def freeze(self) -> None:
         """Suspends the broker: connections are accepted and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        suspend_all([self._process.pid])
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psycopg
 
-from support.guarded_folder import GuardedFolder, family, signal_all
+from support.guarded_folder import GuardedFolder, family, signal_all, suspend_all
 
 _OPTIONS = {
     "synchronous_commit": "on",
@@ -137,8 +137,8 @@ class PrivatePostgres:
     def freeze(self) -> None:
         """Suspends all processes of the server: connections are accepted and nothing is answered."""
         assert self._process is not None
-        signal_all([self._process.pid], signal.SIGSTOP)  # first, so that it starts no more children
-        signal_all(family(self._process.pid), signal.SIGSTOP)
+        suspend_all([self._process.pid])  # first, so that it starts no more children
+        suspend_all(family(self._process.pid))
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -24,7 +24,7 @@ import pytest
 import trustme
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 
-from support.guarded_folder import GuardedFolder, signal_all
+from support.guarded_folder import GuardedFolder, group, signal_all, suspend_all
 from support.postgres_servers import skip_or_fail
 from support.private_postgres import free_port
 
@@ -175,7 +175,7 @@ class PrivateRabbitMQ:
     def freeze(self) -> None:
         """Suspends the server: connections stay open and nothing is answered."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGSTOP)  # the shell that started it, and its children too
+        suspend_all(group(self._process.pid))  # the shell that started it, and its children too
 
     def thaw(self) -> None:
         assert self._process is not None

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 from redis.asyncio import Redis
 
-from support.guarded_folder import GuardedFolder
+from support.guarded_folder import GuardedFolder, suspend_all
 from support.postgres_servers import skip_or_fail
 from support.private_postgres import free_port
 
@@ -135,7 +135,7 @@ class RedisServer:
     def frozen(self) -> Iterator[None]:
         """Suspends the process meanwhile: connections stay open, and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        suspend_all([self._process.pid])
         try:
             yield
         finally:

@@ -300,12 +300,12 @@ class _StubbornTimer(HeapTimer):
             await super().listen(wake)
 
 
-class _StubbornWakeUps:
-    """The store's wake-ups with the same flaw."""
+class _StubbornStore:
+    """Reports commits, with the same flaw."""
 
-    is_notified = True
+    hears = True
 
-    async def listen(self, wake: Wake) -> None:
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         await asyncio.Event().wait()
@@ -327,7 +327,7 @@ async def test_wake_ups_of_the_store_that_ignore_their_cancellation_do_not_keep_
     harness: EngineHarness,
 ) -> None:
     engine = await harness.open(working=False)
-    engine._timers._store_timer = _StubbornWakeUps()
+    engine._timers._store_timer = timers_module.StoreTimer(_StubbornStore(), lambda: None)
     engine.start_worker()
     await asyncio.sleep(1)
     async with asyncio.timeout(5):
