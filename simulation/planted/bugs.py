@@ -270,8 +270,8 @@ def doubtful(seed: int) -> SimulationPlan:
 def given_up(seed: int) -> SimulationPlan:
     """Returns a plan like `doubtful`, in which the only attempt often fails and operators repeat it.
 
-    The repetition waits for the breaker, and the failure of the first message is reported meanwhile. The rules
-    by type have a longer backoff than the others.
+    The repetition waits for the breaker, and the failure of the first message is reported meanwhile. The
+    rules by type have a longer backoff than the others.
     """
     plan = doubtful(seed)
     long = {"base_ms": 20_000, "cap_ms": 60_000}
