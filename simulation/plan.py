@@ -246,9 +246,6 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
 COMPLETE_PROCESS = "p1"
 """Name of a process that has all providers."""
 
-INBOX_ID_PREFIX = "01940000-0000-7000-8000-"
-"""Beginning of the ids of inbox entries, which other systems choose. Their time is not that of the entry."""
-
 LACKING_PROCESS = "p2"
 """Name of the process that runs without the providers in `SimulationPlan.lacking`."""
 

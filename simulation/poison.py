@@ -20,7 +20,7 @@ from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.ports.stores import AcceptedEntry, InboxEntry, InboxEntryKind
 from simulation.database import SimulatedDatabase
-from simulation.plan import INBOX_ID_PREFIX, SimulationPlan
+from simulation.plan import SimulationPlan
 from simulation.shadow_state import SimulationState
 
 POISON = "poison"
@@ -110,7 +110,7 @@ class ScriptedInbox:
                 number=place,
                 kind=InboxEntryKind.SEND,
                 tenant=INBOX_TENANT,
-                id=f"{INBOX_ID_PREFIX}{id}",
+                id=f"01940000-0000-7000-8000-{id}",
                 request=text,
             )
             written = _Written(entry, poisoned=kind != "good")

@@ -19,7 +19,7 @@ from homing.core.lifecycle.states import LIVE
 from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Status
 from homing.core.retry.policy import BounceFailover, MatchKeys, RetryPolicy
 from homing.rehearsal.virtual_time import VirtualClock
-from simulation.plan import INBOX_ID_PREFIX, LACKING_PROCESS, SimulationPlan
+from simulation.plan import LACKING_PROCESS, SimulationPlan
 from simulation.trace import Trace
 
 
@@ -313,11 +313,10 @@ class SimulationState:
         """Returns True if an override of the split may decide where this notification starts.
 
         That is never so for one that was accepted before the first override. For a later one it depends on
-        what the accepting process had read. The id of an inbox entry does not tell when it was accepted.
+        what the accepting process had read.
         """
         since = self._overridden_from.get(channel)
-        is_timed = self.jumps == 0 and not id.startswith(INBOX_ID_PREFIX)
-        return since is not None and (not is_timed or id_time_ms(id) >= since)
+        return since is not None and (self.jumps > 0 or id_time_ms(id) >= since)
 
     def jumped_since(self, jumps: int) -> bool:
         """Returns True if the clock has jumped since the number of jumps was `jumps`.
