@@ -11,9 +11,11 @@ import asyncpg
 import pytest
 
 from homing import Homing, Status
-from homing.core.notifications import Reason
+from homing.core.notifications import Channel, Reason
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntryKind
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
+from homing.engine.provider_roster import Listed
+from homing.providers.local.function import FunctionProvider
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 
@@ -50,6 +52,21 @@ async def test_a_request_in_sql_is_sent_under_its_returned_id(
     assert (await homing.process()).succeeded == 1
     sent = await homing.get(str(id_))
     assert (sent.status, sent.type, sent.metadata) == (Status.SENT, "order", {"n": 1})
+
+
+async def test_a_split_places_a_request_in_sql_by_its_returned_id(postgres_url: str) -> None:
+    halves = {
+        name: Listed(id=name, provider=FunctionProvider(quiet), channels=(Channel.EMAIL,), weight=1)
+        for name in ("one", "two")
+    }
+    async with Homing(postgres_url, providers=halves) as homing:
+        connection = await asyncpg.connect(postgres_url)
+        ids = [str(await connection.fetchval(f"SELECT homing.enqueue({MAIL})")) for _ in range(16)]
+        await connection.close()
+        assert (await homing.process()).succeeded == 16
+        for id in ids:
+            start = homing._roster.first_step(Channel.EMAIL, None, id).provider
+            assert (await homing.get(id)).provider_names == (start,)
 
 
 async def test_several_channels_become_one_batch(homing: Homing, db: asyncpg.Connection[Any]) -> None:

@@ -43,7 +43,7 @@ from homing.core.ports.stores import AwaitPrevious, Backend, SupportsOverlapping
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
-from homing.engine.intake.dead_requests import request_of, with_id
+from homing.engine.intake.dead_requests import request_of
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
@@ -258,7 +258,7 @@ class SendOperations:
         linked = tuple(replace(new, resend_of=dead.id) for new in prepared.notifications)
         prepared = replace(prepared, notifications=linked)
         if new_id is not None:
-            prepared = with_id(prepared, new_id)
+            prepared = self._intake.with_id(prepared, new_id)
         (answer,) = await self._accept([prepared], None, self._limit(None))
         return self._result(prepared, answer).notification_ids[0]
 

@@ -113,17 +113,6 @@ def request_of(dead: Notification) -> SendRequest | Submission:
     return read_request(raw)
 
 
-def with_id(submission: Submission, id_: str) -> Submission:
-    """Returns the submission with an id that its author knows already.
-
-    It becomes the id of the notification, or of the batch if there are several notifications.
-    """
-    if len(submission.notifications) > 1:
-        return replace(submission, batch_id=id_)
-    (only,) = submission.notifications
-    return replace(submission, notifications=(replace(only, id=id_),))
-
-
 def _text_of(dead: NewNotification) -> str:
     return str((dead.message.content.data or {}).get("request", ""))
 

@@ -224,9 +224,27 @@ class Intake:
             batch_id=next(ids),
             idempotency_key=key,
             notifications=tuple(
-                replace(new, id=next(ids), send_at=None, expires_at=None) for new in submission.notifications
+                replace(self._placed(submission.tenant, new, next(ids)), send_at=None, expires_at=None)
+                for new in submission.notifications
             ),
         )
+
+    def with_id(self, submission: Submission, id_: str) -> Submission:
+        """Returns the submission with an id that its author knows already.
+
+        It becomes the id of the notification, or of the batch if there are several notifications.
+        """
+        if len(submission.notifications) > 1:
+            return replace(submission, batch_id=id_)
+        (only,) = submission.notifications
+        return replace(submission, notifications=(self._placed(submission.tenant, only, id_),))
+
+    def _placed(self, tenant: str, new: NewNotification, id_: str) -> NewNotification:
+        """Returns the notification with another id, which decides where its route starts if that is split."""
+        if new.pinned:
+            return replace(new, id=id_)
+        step = self._roster.first_step(new.channel, None, id_, self._usable)
+        return replace(new, id=id_, provider=step.provider, outlet=step.outlet(tenant, new.address))
 
     async def prepare_many(
         self,

@@ -23,7 +23,7 @@ from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxAcceptance, InboxEntry, InboxEntryKind
 from homing.core.request_decoding import read_request
 from homing.core.retry.policy import MatchKeys
-from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of, with_id
+from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of
 from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
@@ -191,7 +191,7 @@ class InboxReader:
         if submission.idempotency_key is not None:
             why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
-        return AcceptedEntry(entry, with_id(submission, entry.id), otherwise)
+        return AcceptedEntry(entry, self._intake.with_id(submission, entry.id), otherwise)
 
     def _repeated(self, entry: InboxEntry, repeated: RepeatedRequest) -> AcceptedEntry:
         """Returns the entry of a request that is no longer valid but was accepted before."""
