@@ -245,7 +245,6 @@ class _BridgeRunner:
         self._task = None
 
     async def _run(self) -> None:
-        self._report("is starting")
         while not self._stopping.is_set():
             try:
                 await self._wait_for_store()
