@@ -11,12 +11,14 @@ keeps every request that it received.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import socket
 import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -295,7 +297,14 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def refusing_url() -> str:
-    """Returns a local URL with a port that refuses connections."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    """Returns a local URL with a port that refuses connections as long as this process lives."""
+    return f"http://127.0.0.1:{_refusing_port()}"
+
+
+@cache
+def _refusing_port() -> int:
+    """Returns a port that is taken at every address, so that no other program gets it, but does not listen."""
+    taken = socket.socket()
+    taken.bind(("", 0))
+    atexit.register(taken.close)
+    return int(taken.getsockname()[1])
