@@ -303,7 +303,7 @@ def refusing_url() -> str:
 
 @cache
 def _refusing_port() -> int:
-    """Returns a port that is taken at every address, so that no other program gets it, but does not listen."""
+    """Returns a port that does not listen, but is taken at every address, so that no program gets it."""
     taken = socket.socket()
     taken.bind(("", 0))
     atexit.register(taken.close)
