@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import dns.asyncresolver
@@ -15,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
+from pymongo.network_layer import PyMongoProtocol
 
 from homing import Homing
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
@@ -62,6 +64,50 @@ async def store(url: str) -> AsyncIterator[MongoStore]:
     await store.open()
     yield store
     await store.close()
+
+
+# Cancellation ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("work", "number"), [("read", 1), ("write", 1), ("listen", 2)])
+async def test_a_cancellation_that_the_driver_swallows_is_raised(
+    url: str, monkeypatch: pytest.MonkeyPatch, work: str, number: int
+) -> None:
+    """Up to Python 3.11, `asyncio.wait_for` drops a cancellation that comes while its task ends.
+
+    The address sets a timeout, because PyMongo calls it only for messages that have one.
+    `number` is that of the message to the server which is cancelled.
+    """
+    store = MongoStore(f"{url}&socketTimeoutMS=30000")
+    await store.open()
+    is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
+    cancelled = asyncio.Event()
+    send = PyMongoProtocol.write
+
+    async def send_and_cancel(protocol: PyMongoProtocol, message: bytes) -> None:
+        nonlocal number
+        await send(protocol, message)
+        number -= is_ours.get()
+        if is_ours.get() and number == 0:
+            cancelled.set()
+            task.cancel()
+
+    async def run_forever() -> None:
+        is_ours.set(True)
+        while work == "read":
+            await store.now_ms()
+        while work == "write":
+            await store.lead("upkeep", "worker-1", 1000)
+        await store.listen(lambda: None, lambda: None)
+
+    monkeypatch.setattr(PyMongoProtocol, "write", send_and_cancel)
+    task = asyncio.create_task(run_forever())
+    await cancelled.wait()
+    ended, _ = await asyncio.wait([task], timeout=20)
+    task.cancel()
+    await store.close()
+    assert ended
+    assert task.cancelled()
 
 
 # Sessions of callers ---------------------------------------------------------------------------------

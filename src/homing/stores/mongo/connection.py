@@ -27,7 +27,14 @@ from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, Runner, SessionDatabase, both
+from homing.stores.mongo.transaction import (
+    MongoTransaction,
+    OutdatedRows,
+    Runner,
+    SessionDatabase,
+    SwallowedCancellation,
+    both,
+)
 
 log = logging.getLogger("homing.store")
 
@@ -178,7 +185,7 @@ class MongoConnection:
         while True:
             shard = self._take_shard()
             try:
-                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
                     return await self._run(database, action, shard)
             except OutdatedRows:
                 if time.monotonic() >= until:
@@ -212,7 +219,7 @@ class MongoConnection:
         database, until = self.database, time.monotonic() + _CALL_TIMEOUT_S
         while True:
             try:
-                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
                     async with database.client.start_session(snapshot=True) as session:
                         plain = database.with_options(read_concern=ReadConcern())
                         return await action(
@@ -227,7 +234,7 @@ class MongoConnection:
     async def look(self, action: Action[R]) -> R:
         """Runs an action that makes one call, and does not need the time."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 return await action(MongoTransaction(SessionDatabase(self.database), 0))
         except Exception as error:
             raise translate(error, self.where) from error
@@ -243,7 +250,7 @@ class MongoConnection:
         """
         db = SessionDatabase(self.database)
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 return await action(*await both(self._begin(db), beside(db)))
         except Exception as error:
             raise translate(error, self.where) from error
@@ -251,7 +258,7 @@ class MongoConnection:
     async def outside(self, call: Awaitable[R], *, timed: bool = True) -> R:
         """Awaits a call outside of a transaction, and translates its errors. `timed` limits its time."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
                 return await call
         except Exception as error:
             raise translate(error, self.where) from error
@@ -273,7 +280,8 @@ class MongoConnection:
         joined = SessionDatabase(database, session, None if is_async else run)
         shard = self._take_shard()
         try:
-            return await action(await self._begin(joined, shard=shard, writable=False))
+            with SwallowedCancellation():
+                return await action(await self._begin(joined, shard=shard, writable=False))
         except Exception as error:
             raise translate(error, self.where) from error
         finally:
@@ -288,7 +296,7 @@ class MongoConnection:
         began = time.monotonic()
         while time.monotonic() - began < _OPEN_TRANSACTIONS_S:
             try:
-                with pymongo.timeout(_CALL_TIMEOUT_S):
+                with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                     cursor = await self.database.client.admin.aggregate(_OPEN_TRANSACTIONS)
                     found = await cursor.to_list()
             except PyMongoError as error:
@@ -317,7 +325,7 @@ class MongoConnection:
             {"$project": {"lsid": 1}},
         ]
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 admin = self.database.client.admin
                 found = await (await admin.aggregate(left_open)).to_list()
                 if found:
@@ -333,7 +341,7 @@ class MongoConnection:
     async def suspected_step(self) -> ClockStep | None:
         """Returns the stored step of the clock that processes do not believe yet, or None."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 found = await SessionDatabase(self.database).aggregate(META, _META_PIPELINE)
         except Exception as error:
             raise translate(error, self.where) from error

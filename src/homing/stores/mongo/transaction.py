@@ -6,9 +6,10 @@ the thread of the caller.
 
 from __future__ import annotations
 
-from asyncio import gather
+from asyncio import CancelledError, current_task, gather
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from bson.int64 import Int64
@@ -133,6 +134,27 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
     if isinstance(second, BaseException):
         raise second
     return first, second
+
+
+class SwallowedCancellation:
+    """Raises `CancelledError` at the end of a `with` block whose task was cancelled meanwhile.
+
+    Up to Python 3.11, `asyncio.wait_for` drops a cancellation that comes while the awaited task ends, and
+    PyMongo sends every message with it. A background task that repeats such calls would never end.
+    """
+
+    __slots__ = ("_before", "_task")
+
+    def __enter__(self) -> None:
+        self._task = current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_cancelled = self._task is not None and self._task.cancelling() > self._before
+        if is_cancelled and (error is None or isinstance(error, Exception)):
+            raise CancelledError
 
 
 class MongoTransaction:
