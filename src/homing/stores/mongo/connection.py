@@ -20,7 +20,7 @@ from pymongo.synchronous.client_session import ClientSession
 from pymongo.uri_parser import parse_uri
 
 from homing.core.clock_steps import ClockStep
-from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
+from homing.core.errors import ConfigError, SchemaError, StoreBusy, StoreError, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook
@@ -47,6 +47,9 @@ _DEFAULT_DATABASE = "homing"
 
 _CALL_TIMEOUT_S = 20.0
 """Longest time for one call of the store, with all its repetitions."""
+
+_WRITE_ONCE_S = 2.0
+"""Longest time for a write outside of a transaction, in which the server waits for locked documents."""
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -99,6 +102,15 @@ _META_PIPELINE = (
     {"$match": {"_id": META_ID}},
     {"$project": {"sinks": 1, "clock": 1, "now": {"$toLong": "$$NOW"}}},
 )
+
+
+class InterruptedWrite(Exception):
+    """Raised by a write outside of a transaction if some of its changes may have happened, and others not."""
+
+    def __init__(self, timed_out: bool) -> None:
+        super().__init__()
+        self.timed_out = timed_out
+        """True if the time was over, perhaps because a transaction has locked one of the documents."""
 
 
 class MongoConnection:
@@ -194,7 +206,7 @@ class MongoConnection:
                 if not is_transient(error) or time.monotonic() + pause_s >= until:
                     raise translate(error, self.where) from error
                 if time.monotonic() >= next_look:
-                    await self._end_abandoned_transactions()
+                    await self.end_abandoned_transactions()
                     next_look = time.monotonic() + _ABANDONED_MS / 1000
             finally:
                 self._used_shards.discard(shard)
@@ -230,6 +242,20 @@ class MongoConnection:
                 if not repeats or time.monotonic() >= until:
                     raise translate(error, self.where) from error
             await asyncio.sleep(_MAX_PAUSE_S)
+
+    async def write_once(self, action: Callable[[SessionDatabase], Awaitable[R]]) -> R:
+        """Makes one write outside of a transaction, and does not repeat it.
+
+        Raises `InterruptedWrite` if the connection was lost or if documents were locked for too long.
+        """
+        try:
+            with SwallowedCancellation(), pymongo.timeout(_WRITE_ONCE_S):
+                return await action(SessionDatabase(self.database))
+        except Exception as error:
+            translated = translate(error, self.where)
+            if type(translated) not in (StoreBusy, StoreUnavailable):
+                raise translated from error
+            raise InterruptedWrite(bool(getattr(error, "timeout", False))) from error
 
     async def look(self, action: Action[R]) -> R:
         """Runs an action that makes one call, and does not need the time."""
@@ -311,7 +337,7 @@ class MongoConnection:
             "a transaction has been open for %d s; its events may miss a new sink", _OPEN_TRANSACTIONS_S
         )
 
-    async def _end_abandoned_transactions(self) -> None:
+    async def end_abandoned_transactions(self) -> None:
         """Ends the transactions that killed or suspended processes of this program have left open."""
         left_open = [
             {"$currentOp": {"allUsers": False, "idleSessions": True}},

@@ -89,11 +89,14 @@ def seq_of(id: str) -> int:
 class RowFields:
     """Some fields of a row with the index fields that follow from them, as they are written to a document."""
 
-    def __init__(self, columns: Iterable[RowColumn], *, keeps: Iterable[str] = ()) -> None:
-        """`keeps` are fields whose stored value stays if the new value is None."""
+    def __init__(
+        self, columns: Iterable[RowColumn], *, keeps: Iterable[str] = (), removes: Iterable[str] = ()
+    ) -> None:
+        """`keeps` are fields whose stored value stays if the new value is None. `removes` are dropped."""
         columns = [column for column in columns if column.name != "id"]
         self._names = names_of(columns)
         self._keeps = frozenset(keeps)
+        self._removes = tuple(removes)
         read = compile_values(map(_value, columns), names={"encode": encode})
         self.values: Callable[[Row], tuple[Any, ...]] = lambda row: (*read(row), *_index_values(row))
         """Returns the values to write. Rows with equal values can be written by one update."""
@@ -101,7 +104,7 @@ class RowFields:
     def update(self, values: tuple[Any, ...]) -> Document:
         """Returns the update that writes these values."""
         changed: Document = {}
-        absent: Document = {}
+        absent: Document = dict.fromkeys(self._removes, "")
         for name, value in zip((*self._names, *_INDEX_FIELDS), values, strict=True):
             if value is not None:
                 changed[name] = value
@@ -109,21 +112,28 @@ class RowFields:
                 absent[name] = ""
         return {"$set": changed, "$unset": absent}
 
-    def changed_document(self, found: Document, row: Row) -> Document:
-        """Returns the document of a row as it is after a change. `found` is the document before."""
-        update = self.update(self.values(row))
-        return {
-            **{name: value for name, value in found.items() if name not in update["$unset"]},
-            **update["$set"],
-        }
-
     def document(self, row: Row) -> Document:
         """Returns the document of a new row."""
         values = zip((*self._names, *_INDEX_FIELDS), self.values(row), strict=True)
         return {"_id": row.id, **{name: value for name, value in values if value is not None}}
 
 
+COUNTED_AS = "counted_as"
+"""Field of a row that a claim has leased: status and attempts by which the tallies still count it.
+
+A claim writes no counters, so it needs no transaction. The next change of the row in a transaction counts
+the lease and removes the field, and readers of tallies add what has it. `claim` is the id of the claim.
+"""
+
 _INDEX_FIELDS = ("queue", "rare", "ended_at")
+
+
+def changed_document(found: Document, update: Document) -> Document:
+    """Returns a document as it is after an update of `RowFields`."""
+    changed = {**found, **update["$set"]}
+    for name in update["$unset"]:
+        changed.pop(name, None)
+    return changed
 
 
 def _index_values(row: Row) -> tuple[str | None, str | None, int | None]:
@@ -139,8 +149,8 @@ def _value(column: RowColumn) -> str:
 
 ALL = RowFields(ROW_COLUMNS)
 LEASED = RowFields(written_by(Writer.LEASE))
-SETTLED = RowFields(written_by(Writer.SETTLE), keeps=UNCHANGED_IF_NULL_FIELDS)
-MUTABLE = RowFields(written_by(Writer.COMMAND))
+SETTLED = RowFields(written_by(Writer.SETTLE), keeps=UNCHANGED_IF_NULL_FIELDS, removes=(COUNTED_AS,))
+MUTABLE = RowFields(written_by(Writer.COMMAND), removes=(COUNTED_AS,))
 
 
 def row_document(row: Row) -> Document:
@@ -149,7 +159,7 @@ def row_document(row: Row) -> Document:
 
 
 def mutable_update(row: Row) -> Document:
-    """Returns the update that writes everything of a row that can change."""
+    """Returns the update that writes everything of a row that can change. Its lease must be counted."""
     return MUTABLE.update(MUTABLE.values(row))
 
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from secrets import token_hex
 from typing import Any
 
-from pymongo import DeleteMany, UpdateOne
+from pymongo import DeleteMany, UpdateMany, UpdateOne
 
 from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest, Lease
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.rows import Change, Row, claim_of, claims_of, extend, lease, reclaim
+from homing.core.lifecycle.rows import Row, claim_of, claims_of, extend, lease, reclaim
 from homing.core.notifications import Message, Mode
 from homing.stores.common.clock_guard import reclaim_bounds
 from homing.stores.mongo.change_recorder import MongoChangeRecorder, messages_of
-from homing.stores.mongo.documents import LEASED, Document, RowFields, by_id, read_rows
+from homing.stores.mongo.documents import (
+    COUNTED_AS,
+    LEASED,
+    Document,
+    RowFields,
+    by_id,
+    changed_document,
+    read_rows,
+)
 from homing.stores.mongo.schema import NOTIFICATIONS
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows
+from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, SessionDatabase
 
 _MAX_CACHED = 20_000
 """Maximum number of cached documents, far more than are in flight."""
@@ -41,7 +50,7 @@ class ContestedRows:
     """The rows that a call has tried to lease, until it succeeds.
 
     A process that was killed inside a transaction keeps its rows for a minute, until the server ends the
-    transaction. So a call leaves them out after some tries.
+    transaction. So a call leaves them out after some tries, or once the server has waited for such rows.
     """
 
     def __init__(self) -> None:
@@ -52,6 +61,10 @@ class ContestedRows:
         """Begins a try, and returns the ids of the rows to leave out."""
         self._tries += 1
         return sorted(self._ids) if self._tries > _SKIP_AFTER else ()
+
+    def leave_out(self) -> None:
+        """Leaves out the rows of all tries from now on."""
+        self._tries += _SKIP_AFTER
 
     def add(self, ids: Iterable[str]) -> None:
         """Notes the rows of this try."""
@@ -96,7 +109,8 @@ class RowRewrites:
     def add(self, row: Row, version: tuple[Any, ...], found: Document) -> None:
         """Adds a changed row. `version` and `found` are its version and document before the change."""
         self._removed.setdefault(version, []).append(row.id)
-        self.documents.append(self._fields.changed_document(found, row))
+        update = self._fields.update(self._fields.values(row))
+        self.documents.append(changed_document(found, update))
 
     async def write(self, tx: MongoTransaction) -> None:
         """Writes the rows. Raises `OutdatedRows` if one of them is in another state by now, or gone."""
@@ -110,35 +124,67 @@ class RowRewrites:
         await tx.db.insert(NOTIFICATIONS, self.documents)
 
 
-async def lease_rows(
-    tx: MongoTransaction,
-    due_times: Mapping[str, int],
-    found: Mapping[str, Document],
-    messages: Mapping[str, Message],
-    request: ClaimRequest,
-    leased: list[Document],
-) -> tuple[Claim, ...]:
-    """Leases the rows of these documents, in the order of `due_times`.
+class NewLeases:
+    """The leases of one claim, which are written without a transaction.
 
-    Raises `OutdatedRows` if one of them has changed. `leased` is filled with the documents of leased rows.
+    Each row is leased only if it is in the state in which it was chosen. Two workers may choose the same
+    rows, so some of the leases may not take place. See ADR 63.
     """
-    documents = [found[id] for id in due_times if id in found and id in messages]
-    if not documents:
-        return ()
-    rows = read_rows(documents)
-    recorder, rewrites = MongoChangeRecorder(tx), RowRewrites(LEASED)
-    alike: dict[tuple[Any, ...], list[Change]] = {}
-    for row, document in zip(rows, documents, strict=True):
-        place = (row.tenant, row.channel, row.provider, row.status, row.attempts)
-        version = row_version(row)
-        alike.setdefault(place, []).append(lease(row, request.worker, request.lease_ms, tx.now))
-        rewrites.add(row, version, document)
-    for changes in alike.values():
-        await recorder.record_all(changes[:1], len(changes))
-    await rewrites.write(tx)
-    await recorder.write()
-    leased[:] = rewrites.documents
-    return claims_of(rows, [messages[row.id] for row in rows], [due_times[row.id] for row in rows])
+
+    def __init__(self, documents: Sequence[Document], request: ClaimRequest, now: int) -> None:
+        """`documents` are those of the chosen rows."""
+        self._id = token_hex(8)
+        self._rows = {row.id: row for row in read_rows(documents)}
+        self._documents: dict[str, Document] = {}
+        self._updates: dict[tuple[Any, ...], tuple[Document, list[str]]] = {}
+        """What rows have in common: their version and new values → the update and their ids."""
+        for row, document in zip(self._rows.values(), documents, strict=True):
+            counted = {"status": row.status.value, "attempts": row.attempts, "claim": self._id}
+            version = row_version(row)
+            lease(row, request.worker, request.lease_ms, now)
+            values = LEASED.values(row)
+            place = (version, counted["status"], values)
+            if place not in self._updates:
+                update = LEASED.update(values)
+                update["$set"][COUNTED_AS] = counted
+                self._updates[place] = (update, [])
+            update, ids = self._updates[place]
+            ids.append(row.id)
+            self._documents[row.id] = changed_document(document, update)
+
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of the chosen rows."""
+        return self._rows.keys()
+
+    async def write(self, db: SessionDatabase) -> int:
+        """Writes the leases and returns how many took place."""
+        return await db.bulk_write(
+            NOTIFICATIONS,
+            [
+                UpdateMany({"_id": {"$in": ids}, **_unchanged(version)}, update)
+                for (version, *_), (update, ids) in self._updates.items()
+            ],
+            ordered=False,
+        )
+
+    async def find(self, db: SessionDatabase) -> frozenset[str]:
+        """Returns the ids of the rows whose lease took place."""
+        chosen = {"_id": {"$in": list(self._rows)}, f"{COUNTED_AS}.claim": self._id}
+        return frozenset(one["_id"] for one in await db.find(NOTIFICATIONS, chosen, fields=("_id",)))
+
+    def documents(self, leased: Collection[str]) -> list[Document]:
+        """Returns the documents of leased rows."""
+        return [self._documents[id] for id in leased]
+
+    def claims(
+        self, leased: Collection[str], messages: Mapping[str, Message], due_times: Mapping[str, int]
+    ) -> tuple[Claim, ...]:
+        """Returns the claims of leased rows, in the order of `due_times`."""
+        rows = [self._rows[id] for id in due_times if id in leased]
+        if not rows:
+            return ()
+        return claims_of(rows, [messages[row.id] for row in rows], [due_times[row.id] for row in rows])
 
 
 async def reclaim_expired(

@@ -49,6 +49,7 @@ async def settle(
             continue
         statuses.append(APPLIED)
         changes.append(change)
+        recorder.count_leases((documents[row.id],))
         rewrites.add(row, version, documents[row.id])
         puts += settlement.puts
     await rewrites.write(tx)

@@ -93,13 +93,16 @@ class SessionDatabase:
         if documents:
             await self._do(lambda: self._database[collection].insert_many(documents, session=self._session))
 
-    async def bulk_write(self, collection: str, operations: Sequence[Any]) -> int:
-        """Performs writes and returns how many documents were matched, created or deleted."""
+    async def bulk_write(self, collection: str, operations: Sequence[Any], *, ordered: bool = True) -> int:
+        """Performs writes and returns how many documents were matched, created or deleted.
+
+        Unless `ordered`, a write that fails does not keep the others from being performed.
+        """
         if not operations:
             return 0
         result = await self._do(
             lambda: self._database[collection].bulk_write(
-                list(operations), ordered=True, session=self._session
+                list(operations), ordered=ordered, session=self._session
             )
         )
         return int(result.matched_count + result.upserted_count + result.deleted_count)
