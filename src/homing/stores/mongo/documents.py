@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord, Row
@@ -112,6 +113,18 @@ class RowFields:
                 absent[name] = ""
         return {"$set": changed, "$unset": absent}
 
+    def changed_document(self, found: Document, values: tuple[Any, ...]) -> Document:
+        """Returns a document as it is after these values were written. `found` is the document before."""
+        changed = dict(found)
+        for name, value in zip((*self._names, *_INDEX_FIELDS), values, strict=True):
+            if value is not None:
+                changed[name] = value
+            elif name in changed and name not in self._keeps:
+                del changed[name]
+        for name in self._removes:
+            changed.pop(name, None)
+        return changed
+
     def document(self, row: Row) -> Document:
         """Returns the document of a new row."""
         values = zip((*self._names, *_INDEX_FIELDS), self.values(row), strict=True)
@@ -126,14 +139,6 @@ the lease and removes the field, and readers of tallies add what has it. `claim`
 """
 
 _INDEX_FIELDS = ("queue", "rare", "ended_at")
-
-
-def changed_document(found: Document, update: Document) -> Document:
-    """Returns a document as it is after an update of `RowFields`."""
-    changed = {**found, **update["$set"]}
-    for name in update["$unset"]:
-        changed.pop(name, None)
-    return changed
 
 
 def _index_values(row: Row) -> tuple[str | None, str | None, int | None]:
@@ -192,9 +197,11 @@ def _row_values(found: Mapping[str, Any]) -> list[Any]:
 
 def attempt_document(id: str, change: int, attempt: AttemptRecord) -> Document:
     """Returns the document of an attempt. It is known by its notification and the number of the change."""
-    values = {name: getattr(attempt, name) for name in ATTEMPT_FIELDS}
-    kept = {name: getattr(value, "_value_", value) for name, value in values.items() if value is not None}
-    return {"_id": record_key(id, change), "of": id, "change": change, "receipt_rank": 0, **kept}
+    document = {"_id": record_key(id, change), "of": id, "change": change, "receipt_rank": 0}
+    for name, value in zip(ATTEMPT_FIELDS, astuple(attempt), strict=True):
+        if value is not None:
+            document[name] = getattr(value, "_value_", value)
+    return document
 
 
 def cause_document(id: str, change: int, cause: CauseRecord) -> Document:

@@ -14,6 +14,7 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.lifecycle.rows import Row, claim_of, claims_of, extend, lease, reclaim
 from homing.core.notifications import Message, Mode
 from homing.stores.common.clock_guard import reclaim_bounds
+from homing.stores.common.codec import StoredRow
 from homing.stores.mongo.change_recorder import MongoChangeRecorder, messages_of
 from homing.stores.mongo.documents import (
     COUNTED_AS,
@@ -21,7 +22,6 @@ from homing.stores.mongo.documents import (
     Document,
     RowFields,
     by_id,
-    changed_document,
     read_rows,
 )
 from homing.stores.mongo.schema import NOTIFICATIONS
@@ -71,26 +71,30 @@ class ContestedRows:
         self._ids.update(ids)
 
 
+LeasedRow = tuple[Document, StoredRow]
+"""The document of a leased row, and the row itself."""
+
+
 class LeasedDocuments:
-    """Cache of the documents that this process has leased, as they were after the claim.
+    """Cache of the rows that this process has leased, as they were after the claim, with their documents.
 
     It has the purpose of `LeasedRows`, whose docstring says why a settlement may use it.
     """
 
     def __init__(self) -> None:
-        self._documents: dict[str, Document] = {}
+        self._leased: dict[str, LeasedRow] = {}
 
-    def keep(self, documents: Iterable[Document]) -> None:
-        """Adds documents. If there are too many, the oldest are dropped until half are left."""
-        self._documents.update({one["_id"]: one for one in documents})
-        if len(self._documents) > _MAX_CACHED:
-            for id in list(islice(self._documents, len(self._documents) - _MAX_CACHED // 2)):
-                del self._documents[id]
+    def keep(self, leased: Iterable[LeasedRow]) -> None:
+        """Adds rows. If there are too many, the oldest are dropped until half are left."""
+        self._leased.update({one[1].id: one for one in leased})
+        if len(self._leased) > _MAX_CACHED:
+            for id in list(islice(self._leased, len(self._leased) - _MAX_CACHED // 2)):
+                del self._leased[id]
 
-    def take(self, batch: Iterable[Settlement]) -> list[Document]:
-        """Removes the documents of these settlements, and returns those with the same token."""
-        found = ((self._documents.pop(one.id, None), one.token) for one in batch)
-        return [document for document, token in found if document and document["token"] == token]
+    def take(self, batch: Iterable[Settlement]) -> list[LeasedRow]:
+        """Removes the rows of these settlements, and returns those with the same token."""
+        found = ((self._leased.pop(one.id, None), one.token) for one in batch)
+        return [leased for leased, token in found if leased and leased[1].token == token]
 
 
 class RowRewrites:
@@ -103,25 +107,24 @@ class RowRewrites:
     def __init__(self, fields: RowFields) -> None:
         self._fields = fields
         self._removed: dict[tuple[Any, ...], list[str]] = {}
-        self.documents: list[Document] = []
-        """The documents after the changes."""
+        self.rows: list[LeasedRow] = []
+        """The documents and rows after the changes."""
 
-    def add(self, row: Row, version: tuple[Any, ...], found: Document) -> None:
+    def add(self, row: StoredRow, version: tuple[Any, ...], found: Document) -> None:
         """Adds a changed row. `version` and `found` are its version and document before the change."""
         self._removed.setdefault(version, []).append(row.id)
-        update = self._fields.update(self._fields.values(row))
-        self.documents.append(changed_document(found, update))
+        self.rows.append((self._fields.changed_document(found, self._fields.values(row)), row))
 
     async def write(self, tx: MongoTransaction) -> None:
         """Writes the rows. Raises `OutdatedRows` if one of them is in another state by now, or gone."""
-        if not self.documents:
+        if not self.rows:
             return
         removals = [
             DeleteMany({"_id": {"$in": ids}, **_unchanged(version)}) for version, ids in self._removed.items()
         ]
-        if await tx.db.bulk_write(NOTIFICATIONS, removals) != len(self.documents):
+        if await tx.db.bulk_write(NOTIFICATIONS, removals) != len(self.rows):
             raise OutdatedRows
-        await tx.db.insert(NOTIFICATIONS, self.documents)
+        await tx.db.insert(NOTIFICATIONS, [document for document, _ in self.rows])
 
 
 class NewLeases:
@@ -150,7 +153,8 @@ class NewLeases:
                 self._updates[place] = (update, [])
             update, ids = self._updates[place]
             ids.append(row.id)
-            self._documents[row.id] = changed_document(document, update)
+            self._documents[row.id] = LEASED.changed_document(document, values)
+            self._documents[row.id][COUNTED_AS] = counted
 
     @property
     def ids(self) -> Collection[str]:
@@ -173,9 +177,9 @@ class NewLeases:
         chosen = {"_id": {"$in": list(self._rows)}, f"{COUNTED_AS}.claim": self._id}
         return frozenset(one["_id"] for one in await db.find(NOTIFICATIONS, chosen, fields=("_id",)))
 
-    def documents(self, leased: Collection[str]) -> list[Document]:
-        """Returns the documents of leased rows."""
-        return [self._documents[id] for id in leased]
+    def rows(self, leased: Collection[str]) -> list[LeasedRow]:
+        """Returns the leased rows with their documents."""
+        return [(self._documents[id], self._rows[id]) for id in leased]
 
     def claims(
         self, leased: Collection[str], messages: Mapping[str, Message], due_times: Mapping[str, int]
@@ -192,12 +196,12 @@ async def reclaim_expired(
     worker: str,
     limit: int,
     lease_ms: int,
-    leased: list[Document],
+    leased: list[LeasedRow],
     contested: ContestedRows,
 ) -> ClaimBatch:
     """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
 
-    `leased` is filled with the documents of the leased rows.
+    `leased` is filled with the leased rows.
     """
     documents = await _find_expired(tx, max(0, limit), contested.begin_try())
     contested.add(one["_id"] for one in documents)
@@ -214,7 +218,7 @@ async def reclaim_expired(
         rewrites.add(row, version, document)
     await rewrites.write(tx)
     await recorder.write()
-    leased[:] = rewrites.documents
+    leased[:] = rewrites.rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 

@@ -47,7 +47,6 @@ from homing.stores.mongo import (
 )
 from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import InterruptedWrite, MongoConnection
-from homing.stores.mongo.documents import Document
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 from homing.stores.mongo.wake_ups import WakeUps
 
@@ -161,7 +160,7 @@ class MongoStore(TransactionalStore):
                 await self._connection.end_abandoned_transactions()
         if written != len(new.ids):
             leased = await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
-        self._leased_documents.keep(new.documents(leased))
+        self._leased_documents.keep(new.rows(leased))
         claims = new.claims(leased, chosen.messages, chosen.due_times)
         return replace(chosen.empty_batch(), claims=claims)
 
@@ -189,7 +188,7 @@ class MongoStore(TransactionalStore):
         return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[Document] = []
+        leased: list[leases.LeasedRow] = []
         contested = leases.ContestedRows()
         batch = await self._write(
             lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased, contested)
