@@ -175,7 +175,7 @@ def read_row(found: Mapping[str, Any]) -> StoredRow:
 
 def read_rows(found: Iterable[Mapping[str, Any]]) -> list[StoredRow]:
     """Returns the rows of documents."""
-    return msgspec.convert([_row_values(one) for one in found], list[StoredRow], strict=False)
+    return msgspec.convert([_row_values(one, one.get) for one in found], list[StoredRow], strict=False)
 
 
 def by_id(found: Iterable[Mapping[str, Any]]) -> dict[str, SeqAndRow]:
@@ -183,16 +183,17 @@ def by_id(found: Iterable[Mapping[str, Any]]) -> dict[str, SeqAndRow]:
     return {row.id: (seq_of(row.id), row) for row in read_rows(found)}
 
 
-def _row_values(found: Mapping[str, Any]) -> list[Any]:
-    values = []
-    for name in _STORED_FIELDS:
-        value = found.get(name)
-        if name in JSON_FIELDS:
-            value = {} if value is None else _decode_json(value)
-        elif value is None:
-            value = _DEFAULTS.get(name)
-        values.append(value)
-    return values
+def _stored_value(name: str) -> str:
+    """Returns the Python expression for the value of a field, in the document `found`."""
+    if name in JSON_FIELDS:
+        return f"(_decode_json(found[{name!r}]) if {name!r} in found else {{}})"
+    return f"get({name!r}, {_DEFAULTS.get(name)!r})"
+
+
+_row_values = compile_values(
+    map(_stored_value, _STORED_FIELDS), parameters="found, get", names={"_decode_json": _decode_json}
+)
+"""Returns the fields of a row, given its document and the method `get` of the document."""
 
 
 def attempt_document(id: str, change: int, attempt: AttemptRecord) -> Document:

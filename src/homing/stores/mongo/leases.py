@@ -153,8 +153,9 @@ class NewLeases:
                 self._updates[place] = (update, [])
             update, ids = self._updates[place]
             ids.append(row.id)
-            self._documents[row.id] = LEASED.changed_document(document, values)
-            self._documents[row.id][COUNTED_AS] = counted
+            self._documents[row.id] = changed = document | update["$set"]
+            for name in update["$unset"]:
+                changed.pop(name, None)
 
     @property
     def ids(self) -> Collection[str]:

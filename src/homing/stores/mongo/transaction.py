@@ -40,7 +40,10 @@ def _plain(value: Any) -> Any:
         return int(value)
     if value.__class__ is dict:
         for name, inner in value.items():
-            if inner.__class__ in _TO_CONVERT:
+            kind = inner.__class__
+            if kind is Int64:  # not by a call, because rows have many of them
+                value[name] = int(inner)
+            elif kind is dict or kind is list:
                 value[name] = _plain(inner)
     elif value.__class__ is list:
         return [_plain(inner) if inner.__class__ in _TO_CONVERT else inner for inner in value]
