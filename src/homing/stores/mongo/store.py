@@ -62,7 +62,7 @@ _CLAIM_PAUSE_S = 0.02
 class MongoStore(TransactionalStore):
     """A `Backend` in one database of a MongoDB replica set or sharded cluster.
 
-    Every write is a transaction that a majority has written to disk when the call returns.
+    Every write is on the disks of a majority when the call returns. All but the claim are transactions.
     """
 
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
