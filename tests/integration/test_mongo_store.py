@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import dns.asyncresolver
@@ -14,15 +15,19 @@ import dns.resolver
 import pytest
 from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.network_layer import PyMongoProtocol
 
 from homing import Homing
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
+from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
+from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, SINKS_SEEN
+from homing.stores.mongo.transaction import SessionDatabase
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -62,6 +67,50 @@ async def store(url: str) -> AsyncIterator[MongoStore]:
     await store.open()
     yield store
     await store.close()
+
+
+# Cancellation ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("work", "number"), [("read", 1), ("write", 1), ("listen", 2)])
+async def test_a_cancellation_that_the_driver_swallows_is_raised(
+    url: str, monkeypatch: pytest.MonkeyPatch, work: str, number: int
+) -> None:
+    """Up to Python 3.11, `asyncio.wait_for` drops a cancellation that comes while its task ends.
+
+    The address sets a timeout, because PyMongo calls it only for messages that have one.
+    `number` is that of the message to the server which is cancelled.
+    """
+    store = MongoStore(f"{url}&socketTimeoutMS=30000")
+    await store.open()
+    is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
+    cancelled = asyncio.Event()
+    send = PyMongoProtocol.write
+
+    async def send_and_cancel(protocol: PyMongoProtocol, message: bytes) -> None:
+        nonlocal number
+        await send(protocol, message)
+        number -= is_ours.get()
+        if is_ours.get() and number == 0:
+            cancelled.set()
+            task.cancel()
+
+    async def run_forever() -> None:
+        is_ours.set(True)
+        while work == "read":
+            await store.now_ms()
+        while work == "write":
+            await store.lead("upkeep", "worker-1", 1000)
+        await store.listen(lambda: None, lambda: None)
+
+    monkeypatch.setattr(PyMongoProtocol, "write", send_and_cancel)
+    task = asyncio.create_task(run_forever())
+    await cancelled.wait()
+    ended, _ = await asyncio.wait([task], timeout=20)
+    task.cancel()
+    await store.close()
+    assert ended
+    assert task.cancelled()
 
 
 # Sessions of callers ---------------------------------------------------------------------------------
@@ -363,6 +412,82 @@ async def test_what_another_primary_lacks_is_reported(cluster: PrivateMongo) -> 
             while not (found := [one.payload for one in alerts if one.payload["alert"] == LOST]):
                 await send()
     assert [one["notificationIds"] for one in found] == [[lost]]
+
+
+# Claims without a transaction ------------------------------------------------------------------------
+
+
+async def test_a_claim_that_is_interrupted_returns_the_leases_that_took_place(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    write = NewLeases.write
+
+    async def write_some(leases: NewLeases, db: SessionDatabase) -> int:
+        others = [f"other-{number}" for number in range(4)]
+        for _, ids in leases._updates.values():
+            ids[4:] = others
+        await write(leases, db)
+        raise AutoReconnect
+
+    monkeypatch.setattr(NewLeases, "write", write_some)
+    first = (await store.claim(a_claim_request())).claims
+    monkeypatch.setattr(NewLeases, "write", write)
+    second = await claim_all(store)
+    assert (len(first), len(second)) == (4, 6)
+    assert not {one.id for one in first} & {one.id for one in second}
+    assert await count_by_status(store) == {"sending": 10}
+    assert (await store.settle([sent(claim) for claim in (*first, *second)])).applied
+    assert await count_by_status(store) == {"sent": 10}
+
+
+async def test_a_lost_answer_to_a_claim_loses_no_lease(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    write = NewLeases.write
+
+    async def write_and_fail(leases: NewLeases, db: SessionDatabase) -> int:
+        await write(leases, db)
+        raise AutoReconnect
+
+    monkeypatch.setattr(NewLeases, "write", write_and_fail)
+    claims = await claim_all(store)
+    assert len(claims) == 10
+    assert len((await store.settle([sent(claim) for claim in claims])).applied) == 10
+
+
+async def test_claims_at_the_same_time_share_the_rows(store: MongoStore, url: str) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(200)))])
+    others = [MongoStore(url) for _ in range(3)]
+    for other in others:
+        await other.open()
+    found = await asyncio.gather(
+        *(one.claim(a_claim_request(limit=50, worker="same")) for one in (store, *others))
+    )
+    found += await asyncio.gather(*(one.claim(a_claim_request(worker="same")) for one in (store, *others)))
+    for other in others:
+        await other.close()
+    ids = [claim.id for batch in found for claim in batch.claims]
+    assert len(ids) == len(set(ids)) == 200
+
+
+async def test_tallies_are_exact_however_a_leased_row_changes(store: MongoStore) -> None:
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(6)))])
+    claims = (await store.claim(a_claim_request(lease_ms=0))).claims
+    assert [(one.status, one.attempts, one.count) for one in await store.tallies(None)] == [
+        (Status.SENDING, 1, 6)
+    ]
+    await store.amend("default", answer.ids[:2], Command(name=CommandName.CANCEL, who="test"))
+    assert await count_by_status(store) == {"sending": 6}
+    await store.settle([sent(claims[0]), sent(claims[2])])
+    assert await count_by_status(store) == {"sending": 4, "sent": 2}
+    assert len((await store.reclaim("w-2", 10, 60_000)).claims) == 4
+    assert await count_by_status(store) == {"sending": 4, "sent": 2}
+    assert [(one.status, one.attempts, one.count) for one in await store.tallies("default")] == [
+        (Status.SENDING, 1, 4),
+        (Status.SENT, 1, 2),
+    ]
 
 
 # Transactions that stay open --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.row_commands import apply_command as commanded
 from homing.core.lifecycle.row_commands import resent_row
 from homing.core.lifecycle.states import COMMANDS
-from homing.core.notifications import Filter
+from homing.core.notifications import Filter, Status
 from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.mongo.change_recorder import MongoChangeRecorder
@@ -43,6 +43,7 @@ async def amend(
 async def _apply(tx: MongoTransaction, possible: Sequence[SeqAndRow], command: Command) -> None:
     """Applies the command to these rows and writes them."""
     recorder = MongoChangeRecorder(tx)
+    await recorder.read_and_count_leases([row.id for _, row in possible if row.status is Status.SENDING])
     new, copies = [], {}
     for _, row in possible:
         change = commanded(row, command, tx.now)

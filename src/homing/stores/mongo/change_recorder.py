@@ -5,6 +5,7 @@ The records of one call are collected and written together, in the transaction t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -26,14 +27,31 @@ from homing.stores.common.change_effects import (
 )
 from homing.stores.common.codec import decode_message, decode_value, encode
 from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
-from homing.stores.mongo.documents import Document, attempt_document, cause_document, read_attempt
-from homing.stores.mongo.schema import ATTEMPTS, CAUSES, COUNTERS, MESSAGES, REGISTRY, SINK_EVENTS
-from homing.stores.mongo.transaction import MongoTransaction
+from homing.stores.mongo.documents import (
+    COUNTED_AS,
+    Document,
+    attempt_document,
+    cause_document,
+    read_attempt,
+)
+from homing.stores.mongo.schema import (
+    ATTEMPTS,
+    CAUSES,
+    COUNTERS,
+    MESSAGES,
+    NOTIFICATIONS,
+    REGISTRY,
+    SINK_EVENTS,
+)
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 
 TALLY, ROLL_UP, MINUTE, GOAL = "tally", "roll-up", "minute", "goal"
 """Kinds of counters."""
 
 _HOURLY = frozenset(SUMS)
+
+TallyCell = tuple[str, str, int]
+"""Tenant, status and number of attempts of a tally."""
 
 _ORDER_PER_MS = 1 << 20
 """Number of places in the outbox per millisecond."""
@@ -45,6 +63,7 @@ class MongoChangeRecorder:
     def __init__(self, tx: MongoTransaction) -> None:
         self._tx = tx
         self._counts = ChangeCounts()
+        self._uncounted: Counter[TallyCell] = Counter()
         self._attempts: list[Document] = []
         self._causes: list[Document] = []
         self._details: dict[str, tuple[Message, list[AttemptRecord]]] = {}
@@ -72,6 +91,24 @@ class MongoChangeRecorder:
             if subscribed and has_events(change, subscribed):
                 self._made += await self._events_of(change)
 
+    def count_leases(self, documents: Iterable[Document]) -> None:
+        """Counts the leases of rows that change now, if it has not been done since their claim.
+
+        `documents` are those before the change. The field `COUNTED_AS` must be removed with it.
+        """
+        for one in documents:
+            if (counted := one.get(COUNTED_AS)) is not None:
+                _move_lease(self._uncounted, one["tenant"], counted, one["attempts"], 1)
+
+    async def read_and_count_leases(self, ids: Collection[str]) -> None:
+        """Reads these rows, which change now, and counts their leases."""
+        if ids:
+            self.count_leases(
+                await self._tx.db.find(
+                    NOTIFICATIONS, {"_id": {"$in": list(ids)}}, fields=("tenant", "attempts", COUNTED_AS)
+                )
+            )
+
     async def prefetch_failure_details(self, ids: Collection[str]) -> None:
         """Reads the event details of rows that are about to fail, with one query for all of them."""
         if ids and NOTIFICATION_FAILED in self._tx.subscribed:
@@ -91,7 +128,7 @@ class MongoChangeRecorder:
 
     def _tally_updates(self) -> list[UpdateOne]:
         """Moves the counts from the tallies of the old status and attempts to those of the new ones."""
-        cells: dict[tuple[str, str, int], int] = {}
+        cells: dict[TallyCell, int] = dict(self._uncounted)
         for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._counts.kinds.items():
             if before is not None:
                 left = (tenant, before.value, attempts_before)
@@ -147,6 +184,41 @@ def add_to_tally(
 ) -> UpdateOne:
     """Returns the update that adds numbers to the tally of a tenant, a status and a number of attempts."""
     return _add(shard, TALLY, {"tenant": tenant, "status": status, "attempts": attempts}, numbers)
+
+
+async def uncounted_leases(db: SessionDatabase, condition: Mapping[str, Any]) -> dict[TallyCell, int]:
+    """Returns what to add to tallies, because rows were leased since their last change in a transaction.
+
+    `condition` chooses the rows, for example those of a tenant.
+    """
+    place = {"tenant": "$tenant", "attempts": "$attempts", "counted": f"${COUNTED_AS}"}
+    found = await db.aggregate(
+        NOTIFICATIONS,
+        (
+            {"$match": {"lease_until": {"$exists": True}, COUNTED_AS: {"$exists": True}, **condition}},
+            {
+                "$project": {
+                    "tenant": 1,
+                    "attempts": 1,
+                    f"{COUNTED_AS}.status": 1,
+                    f"{COUNTED_AS}.attempts": 1,
+                }
+            },
+            {"$group": {"_id": place, "number": {"$sum": 1}}},
+        ),
+    )
+    cells: Counter[TallyCell] = Counter()
+    for one in found:
+        key = one["_id"]
+        _move_lease(cells, key["tenant"], key["counted"], key["attempts"], one["number"])
+    return cells
+
+
+def _move_lease(
+    cells: Counter[TallyCell], tenant: str, counted: Mapping[str, Any], attempts: int, number: int
+) -> None:
+    cells[tenant, counted["status"], counted["attempts"]] -= number
+    cells[tenant, Status.SENDING.value, attempts] += number
 
 
 def _increase(numbers: dict[str, int], name: str, by: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
 from pymongo import UpdateOne
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
@@ -19,9 +18,9 @@ from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, Fair
 from homing.stores.common.codec import encode
 from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.documents import Document, queue_key, read_queue_key
-from homing.stores.mongo.leases import lease_rows
+from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, SessionDatabase, both
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane. The least recently served go first."""
@@ -62,8 +61,22 @@ class ClaimPlan:
         self.unlisted = frozenset(unlisted)
         self.next_due_at: int | None = None
         """When the next row becomes due that this claim could have taken."""
+        self.waiting: WaitingQueues = {}
+        """The queues as they were before the claim."""
         self.documents: dict[str, Document] = {}
         self.messages: dict[str, Message] = {}
+
+    @property
+    def may_empty_queues(self) -> bool:
+        """True if a queue has no due rows besides the chosen ones, so that its next due time is not known."""
+        return self.share is not None and any(
+            not queue.more and not queue.rows for queue in self.share.looked()
+        )
+
+    def leases(self, request: ClaimRequest) -> NewLeases:
+        """Returns the leases of the rows that were still there when they were read."""
+        found = [self.documents[id] for id in self.due_times if id in self.documents and id in self.messages]
+        return NewLeases(found, request, self.now)
 
     def empty_batch(self) -> ClaimBatch:
         """Returns the result of a claim that leases nothing."""
@@ -80,9 +93,10 @@ async def plan(
     """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
 
     `skipped` are the ids of rows that it leaves out.
-    `tx` has no transaction, so that none is open meanwhile. The one that leases compares the rows.
+    `tx` has no transaction. The write of the leases compares the state of the rows.
     """
     chosen = await _choose_rows(tx, request, turns, *found, skipped)
+    chosen.waiting = found[0]
     if ids := list(chosen.due_times):
         still_due = {"_id": {"$in": ids}, "due_at": {"$lte": tx.now}}
         documents, chosen.messages = await both(tx.db.find(NOTIFICATIONS, still_due), messages_of(tx, ids))
@@ -141,20 +155,6 @@ async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQ
     }
 
 
-async def claim(
-    tx: MongoTransaction, chosen: ClaimPlan, request: ClaimRequest, leased: list[Document]
-) -> ClaimBatch:
-    """Leases the chosen rows, in a transaction. `leased` is filled with the documents of the leased rows.
-
-    Raises `OutdatedRows` if one of them has changed since it was chosen.
-    """
-    leased.clear()
-    if chosen.due_times and not chosen.documents:
-        raise OutdatedRows
-    claims = await lease_rows(tx, chosen.due_times, chosen.documents, chosen.messages, request, leased)
-    return replace(chosen.empty_batch(), claims=claims, now=tx.now)
-
-
 def next_due_at(waiting: WaitingQueues, now: int, request: ClaimRequest) -> int | None:
     """Returns when the next row becomes due that this claim could have taken. None if there is none."""
     if request.ids is not None:
@@ -172,7 +172,8 @@ def next_due_at(waiting: WaitingQueues, now: int, request: ClaimRequest) -> int 
 async def write_turns(db: SessionDatabase, share: FairShare) -> None:
     """Writes the last turns of the queues and tenants that were served.
 
-    It is no part of the transaction of the claim: a lost turn only makes the next claim a little less fair.
+    It is written while the rows are leased: a turn too many or too few only makes the next claim a little
+    less fair.
     """
     if not share.dealt:
         return

@@ -20,14 +20,21 @@ from pymongo.synchronous.client_session import ClientSession
 from pymongo.uri_parser import parse_uri
 
 from homing.core.clock_steps import ClockStep
-from homing.core.errors import ConfigError, SchemaError, StoreError, StoreUnavailable
+from homing.core.errors import ConfigError, SchemaError, StoreBusy, StoreError, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, Runner, SessionDatabase, both
+from homing.stores.mongo.transaction import (
+    MongoTransaction,
+    OutdatedRows,
+    Runner,
+    SessionDatabase,
+    SwallowedCancellation,
+    both,
+)
 
 log = logging.getLogger("homing.store")
 
@@ -40,6 +47,9 @@ _DEFAULT_DATABASE = "homing"
 
 _CALL_TIMEOUT_S = 20.0
 """Longest time for one call of the store, with all its repetitions."""
+
+_WRITE_ONCE_S = 2.0
+"""Longest time for a write outside of a transaction, in which the server waits for locked documents."""
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -92,6 +102,15 @@ _META_PIPELINE = (
     {"$match": {"_id": META_ID}},
     {"$project": {"sinks": 1, "clock": 1, "now": {"$toLong": "$$NOW"}}},
 )
+
+
+class InterruptedWrite(Exception):
+    """Raised by a write outside of a transaction if some of its changes may have happened, and others not."""
+
+    def __init__(self, timed_out: bool) -> None:
+        super().__init__()
+        self.timed_out = timed_out
+        """True if the time was over, perhaps because a transaction has locked one of the documents."""
 
 
 class MongoConnection:
@@ -178,7 +197,7 @@ class MongoConnection:
         while True:
             shard = self._take_shard()
             try:
-                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
                     return await self._run(database, action, shard)
             except OutdatedRows:
                 if time.monotonic() >= until:
@@ -187,7 +206,7 @@ class MongoConnection:
                 if not is_transient(error) or time.monotonic() + pause_s >= until:
                     raise translate(error, self.where) from error
                 if time.monotonic() >= next_look:
-                    await self._end_abandoned_transactions()
+                    await self.end_abandoned_transactions()
                     next_look = time.monotonic() + _ABANDONED_MS / 1000
             finally:
                 self._used_shards.discard(shard)
@@ -212,7 +231,7 @@ class MongoConnection:
         database, until = self.database, time.monotonic() + _CALL_TIMEOUT_S
         while True:
             try:
-                with pymongo.timeout(max(0.001, until - time.monotonic())):
+                with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
                     async with database.client.start_session(snapshot=True) as session:
                         plain = database.with_options(read_concern=ReadConcern())
                         return await action(
@@ -224,10 +243,24 @@ class MongoConnection:
                     raise translate(error, self.where) from error
             await asyncio.sleep(_MAX_PAUSE_S)
 
+    async def write_once(self, action: Callable[[SessionDatabase], Awaitable[R]]) -> R:
+        """Makes one write outside of a transaction, and does not repeat it.
+
+        Raises `InterruptedWrite` if the connection was lost or if documents were locked for too long.
+        """
+        try:
+            with SwallowedCancellation(), pymongo.timeout(_WRITE_ONCE_S):
+                return await action(SessionDatabase(self.database))
+        except Exception as error:
+            translated = translate(error, self.where)
+            if type(translated) not in (StoreBusy, StoreUnavailable):
+                raise translated from error
+            raise InterruptedWrite(bool(getattr(error, "timeout", False))) from error
+
     async def look(self, action: Action[R]) -> R:
         """Runs an action that makes one call, and does not need the time."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 return await action(MongoTransaction(SessionDatabase(self.database), 0))
         except Exception as error:
             raise translate(error, self.where) from error
@@ -243,7 +276,7 @@ class MongoConnection:
         """
         db = SessionDatabase(self.database)
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 return await action(*await both(self._begin(db), beside(db)))
         except Exception as error:
             raise translate(error, self.where) from error
@@ -251,7 +284,7 @@ class MongoConnection:
     async def outside(self, call: Awaitable[R], *, timed: bool = True) -> R:
         """Awaits a call outside of a transaction, and translates its errors. `timed` limits its time."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S if timed else None):
                 return await call
         except Exception as error:
             raise translate(error, self.where) from error
@@ -273,7 +306,8 @@ class MongoConnection:
         joined = SessionDatabase(database, session, None if is_async else run)
         shard = self._take_shard()
         try:
-            return await action(await self._begin(joined, shard=shard, writable=False))
+            with SwallowedCancellation():
+                return await action(await self._begin(joined, shard=shard, writable=False))
         except Exception as error:
             raise translate(error, self.where) from error
         finally:
@@ -288,7 +322,7 @@ class MongoConnection:
         began = time.monotonic()
         while time.monotonic() - began < _OPEN_TRANSACTIONS_S:
             try:
-                with pymongo.timeout(_CALL_TIMEOUT_S):
+                with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                     cursor = await self.database.client.admin.aggregate(_OPEN_TRANSACTIONS)
                     found = await cursor.to_list()
             except PyMongoError as error:
@@ -303,7 +337,7 @@ class MongoConnection:
             "a transaction has been open for %d s; its events may miss a new sink", _OPEN_TRANSACTIONS_S
         )
 
-    async def _end_abandoned_transactions(self) -> None:
+    async def end_abandoned_transactions(self) -> None:
         """Ends the transactions that killed or suspended processes of this program have left open."""
         left_open = [
             {"$currentOp": {"allUsers": False, "idleSessions": True}},
@@ -317,7 +351,7 @@ class MongoConnection:
             {"$project": {"lsid": 1}},
         ]
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 admin = self.database.client.admin
                 found = await (await admin.aggregate(left_open)).to_list()
                 if found:
@@ -333,7 +367,7 @@ class MongoConnection:
     async def suspected_step(self) -> ClockStep | None:
         """Returns the stored step of the clock that processes do not believe yet, or None."""
         try:
-            with pymongo.timeout(_CALL_TIMEOUT_S):
+            with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
                 found = await SessionDatabase(self.database).aggregate(META, _META_PIPELINE)
         except Exception as error:
             raise translate(error, self.where) from error

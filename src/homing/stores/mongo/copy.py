@@ -34,7 +34,7 @@ from homing.stores.common.codec import (
 from homing.stores.common.copy import COPY_PARTS, NOTIFICATIONS, CopyPart, CopyProgress, Key, Record
 from homing.stores.common.sinks import join_events, parked_name, split_events
 from homing.stores.mongo import schema
-from homing.stores.mongo.change_recorder import GOAL, MINUTE, ROLL_UP, TALLY
+from homing.stores.mongo.change_recorder import GOAL, MINUTE, ROLL_UP, TALLY, uncounted_leases
 from homing.stores.mongo.connection import MongoConnection
 from homing.stores.mongo.documents import (
     Document,
@@ -297,10 +297,13 @@ async def _counter_records(db: SessionDatabase, part: CopyPart) -> list[Record]:
             },
         ),
     )
-    records: list[Record] = [
-        (*(one["_id"][name] for name in key), *(one.get(name, 0) for name in sums)) for one in found
-    ]
-    return sorted(records, key=lambda one: tuple(one[: len(key)]))
+    records: dict[tuple[Any, ...], list[int]] = {
+        tuple(one["_id"][name] for name in key): [one.get(name, 0) for name in sums] for one in found
+    }
+    if kind == TALLY:
+        for cell, number in (await uncounted_leases(db, {})).items():
+            records.setdefault(cell, [0] * len(sums))[0] += number
+    return [(*place, *values) for place, values in sorted(records.items())]
 
 
 class MongoCopySource:

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.rows import CauseRecord, Row
@@ -89,11 +90,14 @@ def seq_of(id: str) -> int:
 class RowFields:
     """Some fields of a row with the index fields that follow from them, as they are written to a document."""
 
-    def __init__(self, columns: Iterable[RowColumn], *, keeps: Iterable[str] = ()) -> None:
-        """`keeps` are fields whose stored value stays if the new value is None."""
+    def __init__(
+        self, columns: Iterable[RowColumn], *, keeps: Iterable[str] = (), removes: Iterable[str] = ()
+    ) -> None:
+        """`keeps` are fields whose stored value stays if the new value is None. `removes` are dropped."""
         columns = [column for column in columns if column.name != "id"]
         self._names = names_of(columns)
         self._keeps = frozenset(keeps)
+        self._removes = tuple(removes)
         read = compile_values(map(_value, columns), names={"encode": encode})
         self.values: Callable[[Row], tuple[Any, ...]] = lambda row: (*read(row), *_index_values(row))
         """Returns the values to write. Rows with equal values can be written by one update."""
@@ -101,7 +105,7 @@ class RowFields:
     def update(self, values: tuple[Any, ...]) -> Document:
         """Returns the update that writes these values."""
         changed: Document = {}
-        absent: Document = {}
+        absent: Document = dict.fromkeys(self._removes, "")
         for name, value in zip((*self._names, *_INDEX_FIELDS), values, strict=True):
             if value is not None:
                 changed[name] = value
@@ -109,19 +113,30 @@ class RowFields:
                 absent[name] = ""
         return {"$set": changed, "$unset": absent}
 
-    def changed_document(self, found: Document, row: Row) -> Document:
-        """Returns the document of a row as it is after a change. `found` is the document before."""
-        update = self.update(self.values(row))
-        return {
-            **{name: value for name, value in found.items() if name not in update["$unset"]},
-            **update["$set"],
-        }
+    def changed_document(self, found: Document, values: tuple[Any, ...]) -> Document:
+        """Returns a document as it is after these values were written. `found` is the document before."""
+        changed = dict(found)
+        for name, value in zip((*self._names, *_INDEX_FIELDS), values, strict=True):
+            if value is not None:
+                changed[name] = value
+            elif name in changed and name not in self._keeps:
+                del changed[name]
+        for name in self._removes:
+            changed.pop(name, None)
+        return changed
 
     def document(self, row: Row) -> Document:
         """Returns the document of a new row."""
         values = zip((*self._names, *_INDEX_FIELDS), self.values(row), strict=True)
         return {"_id": row.id, **{name: value for name, value in values if value is not None}}
 
+
+COUNTED_AS = "counted_as"
+"""Field of a row that a claim has leased: status and attempts by which the tallies still count it.
+
+A claim writes no counters, so it needs no transaction. The next change of the row in a transaction counts
+the lease and removes the field, and readers of tallies add what has it. `claim` is the id of the claim.
+"""
 
 _INDEX_FIELDS = ("queue", "rare", "ended_at")
 
@@ -139,8 +154,8 @@ def _value(column: RowColumn) -> str:
 
 ALL = RowFields(ROW_COLUMNS)
 LEASED = RowFields(written_by(Writer.LEASE))
-SETTLED = RowFields(written_by(Writer.SETTLE), keeps=UNCHANGED_IF_NULL_FIELDS)
-MUTABLE = RowFields(written_by(Writer.COMMAND))
+SETTLED = RowFields(written_by(Writer.SETTLE), keeps=UNCHANGED_IF_NULL_FIELDS, removes=(COUNTED_AS,))
+MUTABLE = RowFields(written_by(Writer.COMMAND), removes=(COUNTED_AS,))
 
 
 def row_document(row: Row) -> Document:
@@ -149,7 +164,7 @@ def row_document(row: Row) -> Document:
 
 
 def mutable_update(row: Row) -> Document:
-    """Returns the update that writes everything of a row that can change."""
+    """Returns the update that writes everything of a row that can change. Its lease must be counted."""
     return MUTABLE.update(MUTABLE.values(row))
 
 
@@ -160,7 +175,7 @@ def read_row(found: Mapping[str, Any]) -> StoredRow:
 
 def read_rows(found: Iterable[Mapping[str, Any]]) -> list[StoredRow]:
     """Returns the rows of documents."""
-    return msgspec.convert([_row_values(one) for one in found], list[StoredRow], strict=False)
+    return msgspec.convert([_row_values(one, one.get) for one in found], list[StoredRow], strict=False)
 
 
 def by_id(found: Iterable[Mapping[str, Any]]) -> dict[str, SeqAndRow]:
@@ -168,23 +183,26 @@ def by_id(found: Iterable[Mapping[str, Any]]) -> dict[str, SeqAndRow]:
     return {row.id: (seq_of(row.id), row) for row in read_rows(found)}
 
 
-def _row_values(found: Mapping[str, Any]) -> list[Any]:
-    values = []
-    for name in _STORED_FIELDS:
-        value = found.get(name)
-        if name in JSON_FIELDS:
-            value = {} if value is None else _decode_json(value)
-        elif value is None:
-            value = _DEFAULTS.get(name)
-        values.append(value)
-    return values
+def _stored_value(name: str) -> str:
+    """Returns the Python expression for the value of a field, in the document `found`."""
+    if name in JSON_FIELDS:
+        return f"(_decode_json(found[{name!r}]) if {name!r} in found else {{}})"
+    return f"get({name!r}, {_DEFAULTS.get(name)!r})"
+
+
+_row_values = compile_values(
+    map(_stored_value, _STORED_FIELDS), parameters="found, get", names={"_decode_json": _decode_json}
+)
+"""Returns the fields of a row, given its document and the method `get` of the document."""
 
 
 def attempt_document(id: str, change: int, attempt: AttemptRecord) -> Document:
     """Returns the document of an attempt. It is known by its notification and the number of the change."""
-    values = {name: getattr(attempt, name) for name in ATTEMPT_FIELDS}
-    kept = {name: getattr(value, "_value_", value) for name, value in values.items() if value is not None}
-    return {"_id": record_key(id, change), "of": id, "change": change, "receipt_rank": 0, **kept}
+    document = {"_id": record_key(id, change), "of": id, "change": change, "receipt_rank": 0}
+    for name, value in zip(ATTEMPT_FIELDS, astuple(attempt), strict=True):
+        if value is not None:
+            document[name] = getattr(value, "_value_", value)
+    return document
 
 
 def cause_document(id: str, change: int, cause: CauseRecord) -> Document:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from secrets import token_hex
 from typing import Any
 
-from pymongo import DeleteMany, UpdateOne
+from pymongo import DeleteMany, UpdateMany, UpdateOne
 
 from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest, Lease
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.lifecycle.rows import Change, Row, claim_of, claims_of, extend, lease, reclaim
+from homing.core.lifecycle.rows import Row, claim_of, claims_of, extend, lease, reclaim
 from homing.core.notifications import Message, Mode
 from homing.stores.common.clock_guard import reclaim_bounds
+from homing.stores.common.codec import StoredRow
 from homing.stores.mongo.change_recorder import MongoChangeRecorder, messages_of
-from homing.stores.mongo.documents import LEASED, Document, RowFields, by_id, read_rows
+from homing.stores.mongo.documents import (
+    COUNTED_AS,
+    LEASED,
+    Document,
+    RowFields,
+    by_id,
+    read_rows,
+)
 from homing.stores.mongo.schema import NOTIFICATIONS
-from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows
+from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows, SessionDatabase
 
 _MAX_CACHED = 20_000
 """Maximum number of cached documents, far more than are in flight."""
@@ -41,7 +50,7 @@ class ContestedRows:
     """The rows that a call has tried to lease, until it succeeds.
 
     A process that was killed inside a transaction keeps its rows for a minute, until the server ends the
-    transaction. So a call leaves them out after some tries.
+    transaction. So a call leaves them out after some tries, or once the server has waited for such rows.
     """
 
     def __init__(self) -> None:
@@ -53,31 +62,39 @@ class ContestedRows:
         self._tries += 1
         return sorted(self._ids) if self._tries > _SKIP_AFTER else ()
 
+    def leave_out(self) -> None:
+        """Leaves out the rows of all tries from now on."""
+        self._tries += _SKIP_AFTER
+
     def add(self, ids: Iterable[str]) -> None:
         """Notes the rows of this try."""
         self._ids.update(ids)
 
 
+LeasedRow = tuple[Document, StoredRow]
+"""The document of a leased row, and the row itself."""
+
+
 class LeasedDocuments:
-    """Cache of the documents that this process has leased, as they were after the claim.
+    """Cache of the rows that this process has leased, as they were after the claim, with their documents.
 
     It has the purpose of `LeasedRows`, whose docstring says why a settlement may use it.
     """
 
     def __init__(self) -> None:
-        self._documents: dict[str, Document] = {}
+        self._leased: dict[str, LeasedRow] = {}
 
-    def keep(self, documents: Iterable[Document]) -> None:
-        """Adds documents. If there are too many, the oldest are dropped until half are left."""
-        self._documents.update({one["_id"]: one for one in documents})
-        if len(self._documents) > _MAX_CACHED:
-            for id in list(islice(self._documents, len(self._documents) - _MAX_CACHED // 2)):
-                del self._documents[id]
+    def keep(self, leased: Iterable[LeasedRow]) -> None:
+        """Adds rows. If there are too many, the oldest are dropped until half are left."""
+        self._leased.update({one[1].id: one for one in leased})
+        if len(self._leased) > _MAX_CACHED:
+            for id in list(islice(self._leased, len(self._leased) - _MAX_CACHED // 2)):
+                del self._leased[id]
 
-    def take(self, batch: Iterable[Settlement]) -> list[Document]:
-        """Removes the documents of these settlements, and returns those with the same token."""
-        found = ((self._documents.pop(one.id, None), one.token) for one in batch)
-        return [document for document, token in found if document and document["token"] == token]
+    def take(self, batch: Iterable[Settlement]) -> list[LeasedRow]:
+        """Removes the rows of these settlements, and returns those with the same token."""
+        found = ((self._leased.pop(one.id, None), one.token) for one in batch)
+        return [leased for leased, token in found if leased and leased[1].token == token]
 
 
 class RowRewrites:
@@ -90,55 +107,89 @@ class RowRewrites:
     def __init__(self, fields: RowFields) -> None:
         self._fields = fields
         self._removed: dict[tuple[Any, ...], list[str]] = {}
-        self.documents: list[Document] = []
-        """The documents after the changes."""
+        self.rows: list[LeasedRow] = []
+        """The documents and rows after the changes."""
 
-    def add(self, row: Row, version: tuple[Any, ...], found: Document) -> None:
+    def add(self, row: StoredRow, version: tuple[Any, ...], found: Document) -> None:
         """Adds a changed row. `version` and `found` are its version and document before the change."""
         self._removed.setdefault(version, []).append(row.id)
-        self.documents.append(self._fields.changed_document(found, row))
+        self.rows.append((self._fields.changed_document(found, self._fields.values(row)), row))
 
     async def write(self, tx: MongoTransaction) -> None:
         """Writes the rows. Raises `OutdatedRows` if one of them is in another state by now, or gone."""
-        if not self.documents:
+        if not self.rows:
             return
         removals = [
             DeleteMany({"_id": {"$in": ids}, **_unchanged(version)}) for version, ids in self._removed.items()
         ]
-        if await tx.db.bulk_write(NOTIFICATIONS, removals) != len(self.documents):
+        if await tx.db.bulk_write(NOTIFICATIONS, removals) != len(self.rows):
             raise OutdatedRows
-        await tx.db.insert(NOTIFICATIONS, self.documents)
+        await tx.db.insert(NOTIFICATIONS, [document for document, _ in self.rows])
 
 
-async def lease_rows(
-    tx: MongoTransaction,
-    due_times: Mapping[str, int],
-    found: Mapping[str, Document],
-    messages: Mapping[str, Message],
-    request: ClaimRequest,
-    leased: list[Document],
-) -> tuple[Claim, ...]:
-    """Leases the rows of these documents, in the order of `due_times`.
+class NewLeases:
+    """The leases of one claim, which are written without a transaction.
 
-    Raises `OutdatedRows` if one of them has changed. `leased` is filled with the documents of leased rows.
+    Each row is leased only if it is in the state in which it was chosen. Two workers may choose the same
+    rows, so some of the leases may not take place. See ADR 63.
     """
-    documents = [found[id] for id in due_times if id in found and id in messages]
-    if not documents:
-        return ()
-    rows = read_rows(documents)
-    recorder, rewrites = MongoChangeRecorder(tx), RowRewrites(LEASED)
-    alike: dict[tuple[Any, ...], list[Change]] = {}
-    for row, document in zip(rows, documents, strict=True):
-        place = (row.tenant, row.channel, row.provider, row.status, row.attempts)
-        version = row_version(row)
-        alike.setdefault(place, []).append(lease(row, request.worker, request.lease_ms, tx.now))
-        rewrites.add(row, version, document)
-    for changes in alike.values():
-        await recorder.record_all(changes[:1], len(changes))
-    await rewrites.write(tx)
-    await recorder.write()
-    leased[:] = rewrites.documents
-    return claims_of(rows, [messages[row.id] for row in rows], [due_times[row.id] for row in rows])
+
+    def __init__(self, documents: Sequence[Document], request: ClaimRequest, now: int) -> None:
+        """`documents` are those of the chosen rows."""
+        self._id = token_hex(8)
+        self._rows = {row.id: row for row in read_rows(documents)}
+        self._documents: dict[str, Document] = {}
+        self._updates: dict[tuple[Any, ...], tuple[Document, list[str]]] = {}
+        """What rows have in common: their version and new values → the update and their ids."""
+        for row, document in zip(self._rows.values(), documents, strict=True):
+            counted = {"status": row.status.value, "attempts": row.attempts, "claim": self._id}
+            version = row_version(row)
+            lease(row, request.worker, request.lease_ms, now)
+            values = LEASED.values(row)
+            place = (version, counted["status"], values)
+            if place not in self._updates:
+                update = LEASED.update(values)
+                update["$set"][COUNTED_AS] = counted
+                self._updates[place] = (update, [])
+            update, ids = self._updates[place]
+            ids.append(row.id)
+            self._documents[row.id] = changed = document | update["$set"]
+            for name in update["$unset"]:
+                changed.pop(name, None)
+
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of the chosen rows."""
+        return self._rows.keys()
+
+    async def write(self, db: SessionDatabase) -> int:
+        """Writes the leases and returns how many took place."""
+        return await db.bulk_write(
+            NOTIFICATIONS,
+            [
+                UpdateMany({"_id": {"$in": ids}, **_unchanged(version)}, update)
+                for (version, *_), (update, ids) in self._updates.items()
+            ],
+            ordered=False,
+        )
+
+    async def find(self, db: SessionDatabase) -> frozenset[str]:
+        """Returns the ids of the rows whose lease took place."""
+        chosen = {"_id": {"$in": list(self._rows)}, f"{COUNTED_AS}.claim": self._id}
+        return frozenset(one["_id"] for one in await db.find(NOTIFICATIONS, chosen, fields=("_id",)))
+
+    def rows(self, leased: Collection[str]) -> list[LeasedRow]:
+        """Returns the leased rows with their documents."""
+        return [(self._documents[id], self._rows[id]) for id in leased]
+
+    def claims(
+        self, leased: Collection[str], messages: Mapping[str, Message], due_times: Mapping[str, int]
+    ) -> tuple[Claim, ...]:
+        """Returns the claims of leased rows, in the order of `due_times`."""
+        rows = [self._rows[id] for id in due_times if id in leased]
+        if not rows:
+            return ()
+        return claims_of(rows, [messages[row.id] for row in rows], [due_times[row.id] for row in rows])
 
 
 async def reclaim_expired(
@@ -146,12 +197,12 @@ async def reclaim_expired(
     worker: str,
     limit: int,
     lease_ms: int,
-    leased: list[Document],
+    leased: list[LeasedRow],
     contested: ContestedRows,
 ) -> ClaimBatch:
     """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
 
-    `leased` is filled with the documents of the leased rows.
+    `leased` is filled with the leased rows.
     """
     documents = await _find_expired(tx, max(0, limit), contested.begin_try())
     contested.add(one["_id"] for one in documents)
@@ -168,7 +219,7 @@ async def reclaim_expired(
         rewrites.add(row, version, document)
     await rewrites.write(tx)
     await recorder.write()
-    leased[:] = rewrites.documents
+    leased[:] = rewrites.rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 

@@ -24,7 +24,15 @@ from homing.stores.common.codec import count_fitting, decode_message, encode, ro
 from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_minute
 from homing.stores.common.searches import end_scan
 from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
-from homing.stores.mongo.change_recorder import GOAL, MINUTE, ROLL_UP, TALLY, attempts_of, messages_of
+from homing.stores.mongo.change_recorder import (
+    GOAL,
+    MINUTE,
+    ROLL_UP,
+    TALLY,
+    attempts_of,
+    messages_of,
+    uncounted_leases,
+)
 from homing.stores.mongo.documents import RARE_STATUSES, Document, read_cause, read_row, read_rows
 from homing.stores.mongo.schema import ATTEMPTS, CAUSES, COUNTERS, MESSAGES, NOTIFICATIONS
 from homing.stores.mongo.transaction import MongoTransaction, Sort
@@ -196,12 +204,15 @@ async def tallies(tx: MongoTransaction, tenant: str | None) -> tuple[Tally, ...]
             {"$group": {"_id": {"status": "$status", "attempts": "$attempts"}, **sums}},
         ),
     )
-    cells = [
-        Tally(Status(one["_id"]["status"]), one["_id"]["attempts"], one["count"], one["purged"])
-        for one in found
-        if one["count"] or one["purged"]
+    cells = {(one["_id"]["status"], one["_id"]["attempts"]): [one["count"], one["purged"]] for one in found}
+    for (_, status, attempts), number in (await uncounted_leases(tx.db, _of_tenant(tenant))).items():
+        cells.setdefault((status, attempts), [0, 0])[0] += number
+    counted = [
+        Tally(Status(status), attempts, count, purged)
+        for (status, attempts), (count, purged) in cells.items()
+        if count or purged
     ]
-    return tuple(sorted(cells, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
+    return tuple(sorted(counted, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
 async def error_groups(

@@ -16,6 +16,7 @@ from pymongo import UpdateOne
 from homing.core.lifecycle.effects import has_effects
 from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.lifecycle.rows import Change
+from homing.core.notifications import Status
 from homing.stores.common.codec import KeptReceipt, encode
 from homing.stores.common.receipt_applier import NotificationFile, ReceiptApplier, SeqByMessage
 from homing.stores.mongo.change_recorder import MongoChangeRecorder, messages_of, write_registry_puts
@@ -46,6 +47,9 @@ class _Application:
 
     async def write(self) -> None:
         applier, recorder = self.applier, MongoChangeRecorder(self._tx)
+        leased = {one.row.id for one in self.changes if one.before is Status.SENDING}
+        leased |= {row.id for row in applier.changed.values() if row.status is Status.SENDING}
+        await recorder.read_and_count_leases(leased)
         await self._tx.db.bulk_write(
             NOTIFICATIONS,
             [UpdateOne({"_id": row.id}, mutable_update(row)) for row in applier.changed.values()],

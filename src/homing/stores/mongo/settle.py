@@ -24,12 +24,14 @@ async def settle(
 
     Raises `OutdatedRows` if a cached row has changed in the database since its claim, or is gone.
     """
-    documents = {one["_id"]: one for one in held.take(batch)}
+    cached = held.take(batch)
+    documents = {row.id: document for document, row in cached}
+    rows = {row.id: row for _, row in cached}
     others = [settlement.id for settlement in batch if settlement.id not in documents]
     if others:
         found = await tx.db.find(NOTIFICATIONS, {"_id": {"$in": others}})
         documents.update({one["_id"]: one for one in found})
-    rows = {row.id: row for row in read_rows(documents.values())}
+        rows.update({row.id: row for row in read_rows(found)})
     recorder, rewrites = MongoChangeRecorder(tx), RowRewrites(SETTLED)
     await recorder.prefetch_failure_details(
         [one.id for one in batch if one.status is Status.FAILED and one.id in rows]
@@ -49,6 +51,7 @@ async def settle(
             continue
         statuses.append(APPLIED)
         changes.append(change)
+        recorder.count_leases((documents[row.id],))
         rewrites.add(row, version, documents[row.id])
         puts += settlement.puts
     await rewrites.write(tx)

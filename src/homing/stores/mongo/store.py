@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from homing.core.clock_steps import ClockStep
+from homing.core.errors import StoreBusy, StoreUnavailable
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -42,18 +46,23 @@ from homing.stores.mongo import (
     workers,
 )
 from homing.stores.mongo.claim import ClaimPlan
-from homing.stores.mongo.connection import MongoConnection
-from homing.stores.mongo.documents import Document
-from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
+from homing.stores.mongo.connection import InterruptedWrite, MongoConnection
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 from homing.stores.mongo.wake_ups import WakeUps
 
 R = TypeVar("R")
+
+_CLAIM_TIMEOUT_S = 20.0
+"""Longest time for a claim whose rows other workers lease again and again."""
+
+_CLAIM_PAUSE_S = 0.02
+"""Longest pause before a claim chooses other rows."""
 
 
 class MongoStore(TransactionalStore):
     """A `Backend` in one database of a MongoDB replica set or sharded cluster.
 
-    Every write is a transaction that a majority has written to disk when the call returns.
+    Every write is on the disks of a majority when the call returns. All but the claim are transactions.
     """
 
     _amend, _change_recorder, _leases, _reads = amend, change_recorder, leases, reads
@@ -123,25 +132,42 @@ class MongoStore(TransactionalStore):
         return await self._look(lambda reading: accept.known_requests(reading, keys))
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        chosen = await self._choose(request)
-        if not chosen.due_times:
-            return chosen.empty_batch()
-        leased: list[Document] = []
-        contested = leases.ContestedRows()
-        contested.begin_try()
-        repeats = False
+        until, contested = time.monotonic() + _CLAIM_TIMEOUT_S, leases.ContestedRows()
+        while True:
+            chosen = await self._choose(request, contested.begin_try())
+            if not chosen.due_times:
+                return chosen.empty_batch()
+            batch = await self._lease(chosen, request, contested)
+            if batch.claims:
+                return await self._end_claim(batch, chosen, request)
+            if time.monotonic() >= until:
+                raise StoreBusy(f"{self._connection.where} changed too often during a claim.")
+            await asyncio.sleep(random.random() * _CLAIM_PAUSE_S)  # other workers have leased the same rows
 
-        async def lease(tx: MongoTransaction) -> ClaimBatch:
-            nonlocal chosen, repeats
-            if repeats:  # another worker has leased one of the rows meanwhile, or is about to
-                chosen = await self._choose(request, contested.begin_try())
-            repeats = True
-            contested.add(chosen.due_times)
-            return await claim.claim(tx, chosen, request, leased)
+    async def _lease(
+        self, chosen: ClaimPlan, request: ClaimRequest, contested: leases.ContestedRows
+    ) -> ClaimBatch:
+        """Leases the chosen rows and returns those that no other worker was quicker to lease."""
+        new = chosen.leases(request)
+        contested.add(new.ids)
+        leased: Collection[str] = new.ids
+        try:
+            written, _ = await both(self._connection.write_once(new.write), self._write_turns(chosen))
+        except InterruptedWrite as error:
+            written = -1
+            if error.timed_out:
+                contested.leave_out()
+                await self._connection.end_abandoned_transactions()
+        if written != len(new.ids):
+            leased = await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
+        self._leased_documents.keep(new.rows(leased))
+        claims = new.claims(leased, chosen.messages, chosen.due_times)
+        return replace(chosen.empty_batch(), claims=claims)
 
-        batch = await self._write(lease)
-        self._leased_documents.keep(leased)
-        return await self._end_claim(batch, chosen, request)
+    async def _write_turns(self, chosen: ClaimPlan) -> None:
+        if (share := chosen.share) is not None:
+            with suppress(InterruptedWrite):
+                await self._connection.write_once(lambda db: claim.write_turns(db, share))
 
     async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
         return await self._connection.look_now(
@@ -150,18 +176,19 @@ class MongoStore(TransactionalStore):
         )
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
-        """Writes the turns, and completes the batch with the time of the next due row."""
-        if chosen.share is None or not batch.claims:
+        """Completes the batch with the time of the next due row."""
+        if chosen.share is None:
             return batch
-        database = SessionDatabase(self._connection.database)
         self._turns.record(chosen.share.taken())
-        waiting, _ = await self._connection.outside(
-            asyncio.gather(claim.waiting_queues(database, request), claim.write_turns(database, chosen.share))
-        )
+        waiting = chosen.waiting
+        if chosen.may_empty_queues:
+            database = SessionDatabase(self._connection.database)
+            with suppress(StoreUnavailable):  # the rows are leased, and the worker polls anyway
+                waiting = await self._connection.outside(claim.waiting_queues(database, request))
         return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[Document] = []
+        leased: list[leases.LeasedRow] = []
         contested = leases.ContestedRows()
         batch = await self._write(
             lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased, contested)

@@ -6,9 +6,10 @@ the thread of the caller.
 
 from __future__ import annotations
 
-from asyncio import gather
+from asyncio import CancelledError, current_task, gather
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from bson.int64 import Int64
@@ -39,7 +40,10 @@ def _plain(value: Any) -> Any:
         return int(value)
     if value.__class__ is dict:
         for name, inner in value.items():
-            if inner.__class__ in _TO_CONVERT:
+            kind = inner.__class__
+            if kind is Int64:  # not by a call, because rows have many of them
+                value[name] = int(inner)
+            elif kind is dict or kind is list:
                 value[name] = _plain(inner)
     elif value.__class__ is list:
         return [_plain(inner) if inner.__class__ in _TO_CONVERT else inner for inner in value]
@@ -92,13 +96,16 @@ class SessionDatabase:
         if documents:
             await self._do(lambda: self._database[collection].insert_many(documents, session=self._session))
 
-    async def bulk_write(self, collection: str, operations: Sequence[Any]) -> int:
-        """Performs writes and returns how many documents were matched, created or deleted."""
+    async def bulk_write(self, collection: str, operations: Sequence[Any], *, ordered: bool = True) -> int:
+        """Performs writes and returns how many documents were matched, created or deleted.
+
+        Unless `ordered`, a write that fails does not keep the others from being performed.
+        """
         if not operations:
             return 0
         result = await self._do(
             lambda: self._database[collection].bulk_write(
-                list(operations), ordered=True, session=self._session
+                list(operations), ordered=ordered, session=self._session
             )
         )
         return int(result.matched_count + result.upserted_count + result.deleted_count)
@@ -133,6 +140,27 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
     if isinstance(second, BaseException):
         raise second
     return first, second
+
+
+class SwallowedCancellation:
+    """Raises `CancelledError` at the end of a `with` block whose task was cancelled meanwhile.
+
+    Up to Python 3.11, `asyncio.wait_for` drops a cancellation that comes while the awaited task ends, and
+    PyMongo sends every message with it. A background task that repeats such calls would never end.
+    """
+
+    __slots__ = ("_before", "_task")
+
+    def __enter__(self) -> None:
+        self._task = current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_cancelled = self._task is not None and self._task.cancelling() > self._before
+        if is_cancelled and (error is None or isinstance(error, Exception)):
+            raise CancelledError
 
 
 class MongoTransaction:

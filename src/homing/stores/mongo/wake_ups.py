@@ -16,6 +16,7 @@ from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
 from homing.stores.mongo.schema import WAKE_UPS
+from homing.stores.mongo.transaction import SwallowedCancellation
 
 log = logging.getLogger("homing.store")
 
@@ -51,12 +52,16 @@ class WakeUps:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                changes = await self._database()[WAKE_UPS].watch()
+                with SwallowedCancellation():
+                    changes = await self._database()[WAKE_UPS].watch()
                 try:
                     self.hears, pause_s = True, _FIRST_PAUSE_S
                     wake()  # something may have been accepted before the stream was open
-                    async for _ in changes:
-                        wake()
+                    while changes.alive:
+                        with SwallowedCancellation():
+                            change = await changes.try_next()  # answered within a second
+                        if change is not None:
+                            wake()
                 finally:
                     with pymongo.timeout(_TIMEOUT_S):
                         await changes.close()
