@@ -149,7 +149,8 @@ async def test_a_list_of_dead_letters_that_takes_too_long_compares_only_some_and
     ids = [await mail(engine, type=f"t{number % 3}") for number in range(6)]
     await seconds(5)
     monkeypatch.setattr(searches, "_SCANNED", 2)
-    shown, cursor, whole = [], None, []
+    shown, whole = list[str](), list[bool]()
+    cursor: str | None = None
     while cursor is not None or not shown:
         page = await fetch_dead_letters(
             engine, Filter(type="t0"), acknowledged=False, cursor=cursor, within=timedelta(0)
