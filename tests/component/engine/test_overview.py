@@ -93,6 +93,10 @@ async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: 
     assert end is not None
     with pytest.raises(InvalidRequest, match="step"):
         await engine.waiting_histogram(timedelta(seconds=1))
+    some = await engine.waiting_histogram(timedelta(minutes=1), most=1)
+    assert (some.complete, found.complete) == (False, True)
+    with pytest.raises(InvalidRequest, match="most"):
+        await engine.waiting_histogram(most=0)
 
 
 async def test_the_overview_of_providers_has_their_share_latency_and_failing_hosts(

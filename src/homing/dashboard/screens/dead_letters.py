@@ -26,7 +26,7 @@ DEFAULT_RATE = 10.0
 _DRY_RUN = timedelta(milliseconds=50)
 """Time in which a dry run counts. If there are more, the page says so."""
 
-_LISTED = timedelta(milliseconds=150)
+_LISTED = timedelta(milliseconds=100)
 """Time in which the list must be complete. After it, a bounded number of notifications is compared."""
 
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
