@@ -115,6 +115,8 @@ def paths_of(site: Site, rows: int) -> dict[str, str]:
         "dead letters: acknowledged": "dead-letters?acknowledged=yes",
         "dead letters: dry run": "dead-letters/plan?command=resend",
         "dead letters: dry run of a group": f"dead-letters/plan?{group}",
+        "dead letters: a rare error": "dead-letters?error_code=NONE",
+        "dead letters: dry run of a rare error": "dead-letters/plan?command=resend&error_code=NONE",
         "find": "find",
         "find: failed": "find?status=failed",
         "find: waiting": "find?status=retrying",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from homing.dashboard.screens import dead_letters, waiting
+from homing.engine.operations import commands, searches
 from support.browser_pages import TOML, OpenContext, sign_in
 from support.dashboard_site import DashboardSite
 from support.tcp_proxy import TcpProxy
@@ -51,6 +55,29 @@ def test_from_the_alert_to_resent_dead_letters_in_fewer_than_ten_clicks(
     assert clicks < 10
     page.goto(f"{site.url}/ui/dead-letters")
     expect(page.locator("#groups tbody tr td").first).to_have_text("0")
+
+
+def test_pages_that_had_too_little_time_say_that_they_are_not_complete_and_go_on(
+    site: DashboardSite, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_mail(site, 3)
+    sign_in(page, site)
+    monkeypatch.setattr(dead_letters, "_LISTED", timedelta(0))
+    monkeypatch.setattr(dead_letters, "_DRY_RUN", timedelta(0))
+    monkeypatch.setattr(commands, "_LAST_STEP_MS", 0)
+    monkeypatch.setattr(searches, "_SCANNED", 1)
+    monkeypatch.setattr(waiting, "_COUNT_WITHIN_S", 0)
+    page.goto(f"{site.url}/ui/dead-letters?error_code=none")
+    expect(page.locator(".notice")).to_contain_text("Not complete")
+    expect(page.get_by_text("No dead letter matches")).to_have_count(0)
+    before = page.url
+    page.get_by_role("link", name="Go on").click()
+    assert page.url != before
+    page.goto(f"{site.url}/ui/dead-letters/plan?command=resend&error_code=550")
+    expect(page.locator(".verdict")).to_contain_text("None was found in the time that a page has")
+    expect(page.get_by_role("button", name="Resend all that match")).to_be_visible()
+    page.goto(f"{site.url}/ui/waiting")
+    expect(page.get_by_role("heading", name="Waiting", exact=True)).to_be_visible()
 
 
 def _resent(site: DashboardSite, id: str) -> str:

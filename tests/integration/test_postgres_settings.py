@@ -111,6 +111,16 @@ async def test_a_statement_timeout_of_the_database_does_not_apply(
             assert await _setting(store, "statement_timeout") == "0"
 
 
+async def test_a_short_read_starts_no_parallel_workers(
+    set_for_database: SetForDatabase, postgres_url: str, pgbouncer: PgBouncer
+) -> None:
+    await set_for_database(max_parallel_workers_per_gather="4", parallel_setup_cost="0")
+    pgbouncer.restart()
+    for url in (postgres_url, pgbouncer.url):
+        async with opened(url) as store:
+            assert await _setting(store, "max_parallel_workers_per_gather") == "0"
+
+
 async def test_a_read_without_a_transaction_never_waits_or_fails_for_its_isolation_level(
     set_for_database: SetForDatabase, postgres_url: str
 ) -> None:

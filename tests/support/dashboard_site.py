@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.request_decoding import read_request
 from homing.dashboard import pages
+from homing.dashboard.screens import dead_letters, waiting
 from homing.dashboard.visits import DemoEvent
 from homing.engine.provider_roster import Listed
 from homing.http_server.server import open_listener
@@ -58,6 +60,16 @@ class Vendor:
 
     async def close(self) -> None:
         """Does nothing."""
+
+
+def _limits() -> tuple[float, timedelta, timedelta, float]:
+    """Returns the times that a page, a list, a dry run and a histogram may take."""
+    return pages._ANSWER_S, dead_letters._LISTED, dead_letters._DRY_RUN, waiting._COUNT_WITHIN_S
+
+
+def _limit(page_s: float, listed: timedelta, dry_run: timedelta, counted_s: float) -> None:
+    pages._ANSWER_S, waiting._COUNT_WITHIN_S = page_s, counted_s
+    dead_letters._LISTED, dead_letters._DRY_RUN = listed, dry_run
 
 
 class DashboardSite:
@@ -159,10 +171,10 @@ class DashboardSite:
         self.on_loop(wait)
 
     async def _serve(self) -> None:
-        log, patience_s = logging.getLogger("homing"), pages._ANSWER_S
+        log, limits = logging.getLogger("homing"), _limits()
         level = log.level
         log.setLevel(logging.ERROR)  # dead letters are expected here
-        pages._ANSWER_S = PATIENCE_S
+        _limit(PATIENCE_S, timedelta(seconds=PATIENCE_S), timedelta(seconds=PATIENCE_S), PATIENCE_S)
         try:
             await self._run()
         except BaseException as error:
@@ -171,7 +183,7 @@ class DashboardSite:
         finally:
             # Other tests of this process read the log.
             log.setLevel(level)
-            pages._ANSWER_S = patience_s
+            _limit(*limits)
             self._ready.set()
 
     async def _run(self) -> None:

@@ -16,7 +16,13 @@ from homing.core.errors import HomingError
 log = logging.getLogger("homing.dashboard")
 
 TICK_S = 2.0
-"""Seconds between two updates of a view."""
+"""Seconds between two updates of a view, unless updates take long."""
+
+_LONGEST_TICK_S = 10.0
+"""Maximum number of seconds between two updates."""
+
+_PAUSE_FACTOR = 50
+"""The pause after an update is at least this many times as long as the update: a busy store is read less."""
 
 MAX_STREAMS = 200
 """Maximum number of open streams per process."""
@@ -44,6 +50,8 @@ class LiveFeed:
         self.rendered = 0
         """Number of times that a view was rendered."""
         self._views: dict[object, _View] = {}
+        self._opened = asyncio.Event()
+        """Set when a view is opened that was not rendered yet."""
         self._task: asyncio.Task[None] | None = None
 
     def is_full(self, key: object) -> bool:
@@ -59,6 +67,8 @@ class LiveFeed:
         `FORM_TOKEN_PLACE` stands for the form token of each tab's session.
         """
         view = self._views.setdefault(key, _View(render))
+        if not view.tabs:
+            self._opened.set()
         view.tabs += 1
         self.streams += 1
         if self._task is None or self._task.done():
@@ -85,10 +95,18 @@ class LiveFeed:
                 self._views.pop(key, None)
 
     async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._views and not self.stopping():
+            self._opened.clear()
+            began_s = loop.time()
             for view in list(self._views.values()):
                 await self._update(view)
+            longer_s = pause_s(loop.time() - began_s) - TICK_S
             await asyncio.sleep(TICK_S)
+            if longer_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(longer_s):
+                        await self._opened.wait()
 
     async def _update(self, view: _View) -> None:
         try:
@@ -102,6 +120,11 @@ class LiveFeed:
         self.rendered += 1
         if html != view.html:
             view.show(html)
+
+
+def pause_s(took_s: float) -> float:
+    """Returns the pause after an update of all views that took this long, in seconds."""
+    return min(_LONGEST_TICK_S, max(TICK_S, _PAUSE_FACTOR * took_s))
 
 
 class _View:

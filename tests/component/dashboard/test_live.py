@@ -117,3 +117,22 @@ async def test_the_number_of_streams_and_views_is_limited(monkeypatch: pytest.Mo
     assert not feed.is_full("now")
     await first(feed.watch("now", source.render, yes, ""))
     assert feed.is_full("now")
+
+
+def test_the_pause_after_an_update_grows_with_the_time_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 2.0)
+    assert [module.pause_s(took_s) for took_s in (0.0, 0.04, 0.1, 60.0)] == [2.0, 2.0, 5.0, 10.0]
+
+
+async def test_a_new_view_is_rendered_although_the_updates_of_others_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "pause_s", lambda took_s: 3_600.0)
+    feed, source = LiveFeed(), Source()
+    tab = feed.watch("now", source.render, yes, "")
+    await first(tab)
+    await asyncio.sleep(0.05)  # the long pause has begun
+    other = feed.watch("waiting", source.render, yes, "")
+    assert await first(other) == "id: 0\ndata: one\n\n"
+    for stream in (tab, other):
+        await stream.aclose()  # type: ignore[attr-defined]

@@ -7,7 +7,10 @@ from datetime import timedelta
 import pytest
 
 from homing import Channel, InvalidRequest
+from homing.core.notifications import Filter
 from homing.core.overview import VerdictLevel
+from homing.engine.operations import commands, searches
+from homing.engine.operations.dead_letters import fetch_dead_letters
 from homing.providers.local.scripted import ScriptedProvider
 from support.engine_harness import EngineHarness, K, mail, seconds
 
@@ -90,6 +93,10 @@ async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: 
     assert end is not None
     with pytest.raises(InvalidRequest, match="step"):
         await engine.waiting_histogram(timedelta(seconds=1))
+    some = await engine.waiting_histogram(timedelta(minutes=1), most=1)
+    assert (some.complete, found.complete) == (False, True)
+    with pytest.raises(InvalidRequest, match="most"):
+        await engine.waiting_histogram(most=0)
 
 
 async def test_the_overview_of_providers_has_their_share_latency_and_failing_hosts(
@@ -126,3 +133,36 @@ async def test_dead_letters_are_grouped_and_a_dry_run_counts_and_estimates(harne
     dry = await engine.dry_run("resend", {"status": "failed"}, rate_per_second=2)
     assert (dry.matched, dry.complete, dry.takes_ms) == (5, True, 2_500)
     assert (await engine.dry_run("resend", {"status": "failed"})).takes_ms is None
+
+
+async def test_a_dry_run_whose_first_step_takes_too_long_is_not_complete(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    await mail(engine)
+    await seconds(5)
+    monkeypatch.setattr(commands, "_LAST_STEP_MS", 0)
+    dry = await engine.dry_run("resend", {"status": "failed"}, within=timedelta(0))
+    assert (dry.matched, dry.complete) == (0, False)
+
+
+async def test_a_list_of_dead_letters_that_takes_too_long_compares_only_some_and_goes_on_at_its_cursor(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
+    ids = [await mail(engine, type=f"t{number % 3}") for number in range(6)]
+    await seconds(5)
+    monkeypatch.setattr(searches, "_SCANNED", 2)
+    shown, whole = list[str](), list[bool]()
+    cursor: str | None = None
+    while cursor is not None or not shown:
+        page = await fetch_dead_letters(
+            engine, Filter(type="t0"), acknowledged=False, cursor=cursor, within=timedelta(0)
+        )
+        shown += [one.id for one in page.items]
+        whole.append(page.complete)
+        cursor = page.cursor
+    assert shown == [ids[3], ids[0]]
+    assert whole == [False, False, False, True]
+    at_once = await fetch_dead_letters(engine, Filter(type="t0"), acknowledged=False)
+    assert ([one.id for one in at_once.items], at_once.complete) == (shown, True)

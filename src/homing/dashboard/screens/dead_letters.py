@@ -12,7 +12,7 @@ from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.jobs import BULK_COMMANDS, JobStatus, is_resumable
-from homing.core.notifications import Channel, Filter, Reason, Status
+from homing.core.notifications import Channel, Filter, Page, Reason, Status
 from homing.core.plain_values import enum_member
 from homing.core.request_decoding import read_filter
 from homing.dashboard.visits import Screens, Visit
@@ -26,6 +26,9 @@ DEFAULT_RATE = 10.0
 _DRY_RUN = timedelta(milliseconds=50)
 """Time in which a dry run counts. If there are more, the page says so."""
 
+_LISTED = timedelta(milliseconds=100)
+"""Time in which the list must be complete. After it, a bounded number of notifications is compared."""
+
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
 
 _COMMANDS = (CommandName.RESEND, CommandName.ACKNOWLEDGE)
@@ -37,10 +40,11 @@ async def show_dead_letters(visit: Visit) -> Response:
     """Shows the groups of dead letters and, below them, single ones."""
     chosen = _filter(visit.query)
     seen = {"yes": True, "no": False}.get(visit.query.get("acknowledged", "no"))
+    cursor = visit.query.get("cursor") or None
     page = await fetch_dead_letters(
-        visit.api, chosen, acknowledged=seen, limit=50, cursor=visit.query.get("cursor") or None
+        visit.api, chosen, acknowledged=seen, limit=50, cursor=cursor, within=_LISTED
     )
-    if "hx-request" in visit.request.headers and visit.query.get("cursor"):
+    if "hx-request" in visit.request.headers and cursor:
         return visit.page("rows_more.html", page=page, next_page=_next(visit, page.cursor))
     return visit.page(
         "dead_letters.html",
@@ -74,6 +78,9 @@ async def plan_job(visit: Visit) -> Response:
     rate = _rate(visit.query.get("rate", ""))
     chosen = _filter(visit.query)
     found = await visit.api.dry_run(command, chosen, rate_per_second=rate, within=_DRY_RUN)
+    examples = Page(items=())
+    if found.matched:
+        examples = await fetch_dead_letters(visit.api, chosen, acknowledged=False, limit=5, within=_LISTED)
     return visit.page(
         "job_plan.html",
         command=command,
@@ -83,7 +90,7 @@ async def plan_job(visit: Visit) -> Response:
         complete=found.complete,
         takes_ms=found.takes_ms,
         given={name: visit.query.get(name, "") for name in _FILTER_FIELDS if visit.query.get(name)},
-        examples=(await fetch_dead_letters(visit.api, chosen, acknowledged=False, limit=5)).items,
+        examples=examples.items,
         unfinished=await visit.engine.jobs.to_continue(visit.caller.tenant, command, chosen),
     )
 

@@ -40,6 +40,9 @@ _STEP_SIZE = 100
 _DRY_RUN_STEP_SIZE = 300
 """A dry run holds no locks, so its steps may be larger."""
 
+_LAST_STEP_MS = 100
+"""Time that the last step of a dry run may take beyond the time of the dry run."""
+
 _DUE_NOW = frozenset({CommandName.RETRY, CommandName.RESEND, CommandName.RESCHEDULE})
 """Commands after which notifications are due at once if many are changed together."""
 
@@ -239,15 +242,24 @@ class Commands:
         rate_per_second: float | None = None,
         within: timedelta = timedelta(seconds=2),
     ) -> DryRun:
-        """Counts what a bulk command would change, within this time, and how long it would take."""
+        """Counts what a bulk command would change, within this time, and how long it would take.
+
+        The count then ends after its current step, or in the middle of it if the step takes long because few
+        of many notifications match. Its result is marked as not complete.
+        """
         matched, complete = 0, True
-        give_up_ms = self._clock.monotonic_ms() + span_ms(within, "within")
+        within_ms = span_ms(within, "within")
+        give_up_ms = self._clock.monotonic_ms() + within_ms
         async with aclosing(self.bulk(name, filter, who="dry run", dry_run=True)) as steps:
-            async for progress in steps:
-                matched = progress.matched
-                if self._clock.monotonic_ms() > give_up_ms:
-                    complete = False
-                    break
+            try:
+                async with asyncio.timeout((within_ms + _LAST_STEP_MS) / 1000):
+                    async for progress in steps:
+                        matched = progress.matched
+                        if self._clock.monotonic_ms() > give_up_ms:
+                            complete = False
+                            break
+            except TimeoutError:
+                complete = False
         takes_ms = None if rate_per_second is None else ceil(1000 * matched / rate_per_second)
         return DryRun(matched=matched, complete=complete, takes_ms=takes_ms)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from homing.core.durations import format_duration
 from homing.core.notifications import Mode, Status
 from homing.core.ports.stores import Backend, RegisteredSink
 from homing.core.routing.delivery_modes import MODE_INFO
-from homing.core.statistics import ThresholdCheck, Unacknowledged, count_statuses
+from homing.core.statistics import Tally, ThresholdCheck, Unacknowledged, count_statuses
 from homing.core.times import moment
 from homing.engine.settings import AlertThresholds
 
@@ -44,8 +44,15 @@ class HealthFigures(Struct, frozen=True, kw_only=True):
     """
 
 
-async def read_figures(backend: Backend, tenant: str | None) -> HealthFigures:
-    """Returns the figures of a tenant, or of all tenants together if `tenant` is None."""
+async def read_figures(
+    backend: Backend, tenant: str | None, tallies: Sequence[Tally] | None = None
+) -> HealthFigures:
+    """Returns the figures of a tenant, or of all tenants together if `tenant` is None.
+
+    The caller may give the tallies if it has just read them.
+    """
+    if tallies is None:
+        tallies = await backend.tallies(tenant)
     now = moment(await backend.now_ms())
     this_hour = now.replace(minute=0, second=0, microsecond=0)
     hours = [
@@ -57,7 +64,7 @@ async def read_figures(backend: Backend, tenant: str | None) -> HealthFigures:
         goals[one.mode] = met + one.met, missed + one.missed
     return HealthFigures(
         now=now,
-        retry_backlog=count_statuses(await backend.tallies(tenant), Status.RETRYING),
+        retry_backlog=count_statuses(tallies, Status.RETRYING),
         oldest_retry=await backend.oldest_retry_at(tenant),
         sent=sum(one.sent for one in hours),
         failed=sum(one.failed for one in hours),

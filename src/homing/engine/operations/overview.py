@@ -49,7 +49,7 @@ _QUARTER_MS = 15 * 60_000
 _COUNTED = 5_000
 """Maximum number of waiting notifications that are counted for an overview."""
 
-_MOST_WAITING = 200_000
+MOST_WAITING = 200_000
 """Maximum number of waiting notifications that a histogram counts."""
 
 _FAILING = 500
@@ -124,17 +124,23 @@ class OverviewOperations:
         )
 
     async def waiting_histogram(
-        self, step: timedelta = timedelta(minutes=15), span: timedelta = timedelta(hours=24)
+        self,
+        step: timedelta = timedelta(minutes=15),
+        span: timedelta = timedelta(hours=24),
+        *,
+        most: int = MOST_WAITING,
     ) -> WaitingGroups:
         """Groups what waits by lane, provider, reason and due time, in steps, soonest first.
 
         What is due after the end of the span is in a last group without an own step: its `due_from` is the
-        end of the span. At most 200,000 notifications are counted.
+        end of the span. At most `most` notifications are counted, those that are due first.
         """
         step_ms = span_ms(step, "step")
         if not 60_000 <= step_ms <= 24 * _HOUR_MS:
             raise InvalidRequest("step", "must be between a minute and a day")
-        found = await self._backend.waiting_groups(self._tenant, step_ms=step_ms, limit=_MOST_WAITING)
+        if not 1 <= most <= MOST_WAITING:
+            raise InvalidRequest("most", f"is {most}; it must be between 1 and {MOST_WAITING}")
+        found = await self._backend.waiting_groups(self._tenant, step_ms=step_ms, limit=most)
         end = moment(await self._backend.now_ms()) + span
         merged: dict[tuple[str, str, Reason | None, datetime | None], WaitingGroup] = {}
         for one in found.groups:

@@ -315,35 +315,16 @@ class QueueOperations:
 
     async def health_metrics(self) -> HealthMetrics:
         """Returns metrics about retries: how many there are, and how often they succeed."""
-        tallies = await self._backend.tallies(self.tenant)
-        retried = _retried(tallies)
-        retrying = sum(t.count for t in retried)
-        sent = _ever(tallies, *SUCCESSFUL)
-        failed = _ever(tallies, Status.FAILED)
-        recovered = _ever([t for t in tallies if t.attempts > 1], *SUCCESSFUL)
-        total = sum(t.count + t.purged for t in tallies)
-        return HealthMetrics(
-            total_retrying=retrying,
-            avg_attempts=average_attempts(tallies),
-            max_attempts=max((t.attempts for t in retried), default=0),
-            oldest_retry=await self._backend.oldest_retry_at(self.tenant),
-            pending_retry_count=count_statuses(tallies, Status.RETRYING),
-            permanently_failed_count=count_statuses(
-                [t for t in retried if t.status is Status.FAILED], Status.FAILED
-            ),
-            total_notifications=total,
-            sent_count=sent,
-            failed_count=failed,
-            recovered_by_retry_count=recovered,
-            success_rate=_per_cent(sent, total),
-            failure_rate=_per_cent(failed, total),
-            retry_recovery_rate=_per_cent(recovered, sent),
+        return _metrics(
+            await self._backend.tallies(self.tenant), await self._backend.oldest_retry_at(self.tenant)
         )
 
     async def health(self) -> QueueHealth:
         """Returns the metrics about retries, and compares the figures of this tenant with the thresholds."""
-        metrics = await self.health_metrics()
-        checks = check_thresholds(await read_figures(self._backend, self.tenant), self._thresholds)
+        tallies = await self._backend.tallies(self.tenant)
+        figures = await read_figures(self._backend, self.tenant, tallies)
+        metrics = _metrics(tallies, figures.oldest_retry)
+        checks = check_thresholds(figures, self._thresholds)
         healthy = not any(check.exceeded for check in checks)
         return QueueHealth(**structs.asdict(metrics), healthy=healthy, thresholds=tuple(checks))
 
@@ -493,6 +474,33 @@ def average_attempts(tallies: Sequence[Tally]) -> float:
     retried = _retried(tallies)
     number = sum(t.count for t in retried)
     return round(sum(t.attempts * t.count for t in retried) / number, 1) if number else 0.0
+
+
+def _metrics(tallies: Sequence[Tally], oldest_retry: datetime | None) -> HealthMetrics:
+    """Returns the metrics about retries."""
+    retried = _retried(tallies)
+    retrying = sum(t.count for t in retried)
+    sent = _ever(tallies, *SUCCESSFUL)
+    failed = _ever(tallies, Status.FAILED)
+    recovered = _ever([t for t in tallies if t.attempts > 1], *SUCCESSFUL)
+    total = sum(t.count + t.purged for t in tallies)
+    return HealthMetrics(
+        total_retrying=retrying,
+        avg_attempts=average_attempts(tallies),
+        max_attempts=max((t.attempts for t in retried), default=0),
+        oldest_retry=oldest_retry,
+        pending_retry_count=count_statuses(tallies, Status.RETRYING),
+        permanently_failed_count=count_statuses(
+            [t for t in retried if t.status is Status.FAILED], Status.FAILED
+        ),
+        total_notifications=total,
+        sent_count=sent,
+        failed_count=failed,
+        recovered_by_retry_count=recovered,
+        success_rate=_per_cent(sent, total),
+        failure_rate=_per_cent(failed, total),
+        retry_recovery_rate=_per_cent(recovered, sent),
+    )
 
 
 def _retried(tallies: Sequence[Tally]) -> list[Tally]:

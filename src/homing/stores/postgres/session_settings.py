@@ -24,6 +24,9 @@ _SETTINGS = {
     **dict.fromkeys(["enable_indexscan", "enable_nestloop"], "on"),
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
+    # One plan for every limit expects a tenth of the table, for which it would start parallel workers. To
+    # start them takes tens of milliseconds, and most pages are read in one.
+    "max_parallel_workers_per_gather": "0",
     # Batches are sent as texts of arrays, in which NULL is not quoted.
     "array_nulls": "on",
     # A call has its own timeout. A purge or a migration may take longer than the statements of other programs

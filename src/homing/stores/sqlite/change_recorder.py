@@ -64,24 +64,39 @@ class _Addition:
         self._table = table
         self._key = key
         self._sums = sums
-        self._statements: dict[tuple[str, ...], MultiRowStatement] = {}
+        self._statements: dict[frozenset[str], tuple[tuple[str, ...], MultiRowStatement] | None] = {}
+        """Names of the numbers that are not 0 → the sums among them, and the statement that adds to these."""
 
     def run(
         self, tx: SqliteTransaction, at: int, totals: Mapping[tuple[str, ...], Mapping[str, int]]
     ) -> None:
-        """Adds the numbers to the sums of each key, at this time. A number may be missing if it is 0."""
-        names = tuple(name for name in self._sums if any(total.get(name) for total in totals.values()))
-        if not names:
+        """Adds the numbers to the sums of each key, at this time. A number may be missing if it is 0.
+
+        Hot path: called for each transaction that changes rows.
+        """
+        if not totals:
             return
-        statement = self._statements.get(names)
-        if statement is None:
-            added = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
-            tail = f" ON CONFLICT DO UPDATE SET {added}"
-            statement = self._statements[names] = build_insert(self._table, (*self._key, *names), tail)
+        given = frozenset([name for total in totals.values() for name in total if total[name]])
+        try:
+            found = self._statements[given]
+        except KeyError:
+            found = self._statements[given] = self._build(given)
+        if found is None:
+            return
+        names, statement = found
         rows: list[tuple[Column, ...]] = [
             (at, *key, *[total.get(name, 0) for name in names]) for key, total in totals.items()
         ]
         statement.run(tx, rows)
+
+    def _build(self, given: frozenset[str]) -> tuple[tuple[str, ...], MultiRowStatement] | None:
+        """Returns the sums with these names and the statement that adds to them. None if there are none."""
+        names = tuple(name for name in self._sums if name in given)
+        if not names:
+            return None
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
+        tail = f" ON CONFLICT DO UPDATE SET {added}"
+        return names, build_insert(self._table, (*self._key, *names), tail)
 
 
 _HOURS = _Addition("homing_roll_ups", ROLL_UP_KEY, SUMS)
