@@ -51,7 +51,7 @@ class RetryScheduler:
         until = time.monotonic() + PATIENCE_S
         while True:
             text = self.log.read_bytes()[begun:].decode()
-            found = re.search(r"metrics on http://0\.0\.0\.0:(\d+)/", text)
+            found = re.search(r"metrics on http://127\.0\.0\.1:(\d+)/", text)
             if found and "started" in text:
                 self.port = int(found[1])
                 return

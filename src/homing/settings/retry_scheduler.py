@@ -59,7 +59,7 @@ def read_retry_scheduler_variables(env: Mapping[str, str]) -> dict[str, Any]:
             }
         ],
         "worker": {"poll_ms": poll_ms},
-        "metrics": {"listen": f"0.0.0.0:{port}"},
+        "metrics": {"listen": f"127.0.0.1:{port}"},  # they need no key, so other hosts must be allowed
         "tracing": {"service_name": service},
         "log": {"format": "json", "level": "info"},
         "bridges": {BRIDGE: bridge},

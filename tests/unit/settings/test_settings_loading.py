@@ -83,7 +83,7 @@ def test_the_example_of_an_environment_has_only_settings_that_exist() -> None:
     settings = load_settings(env=env, without_file=lambda: read_retry_scheduler_variables(env))
     assert settings.store == env["DATABASE_URL"]
     assert (settings.preset, settings.worker.poll_ms) == ("broker", 10_000)
-    assert (settings.metrics.listen, settings.tracing.service_name) == ("0.0.0.0:8086", "retry-scheduler")
+    assert (settings.metrics.listen, settings.tracing.service_name) == ("127.0.0.1:8086", "retry-scheduler")
     assert (settings.log.format, settings.log.level) == ("json", "info")
     assert settings.bridges["rabbitmq"] == {
         "url": "amqp://localhost:5672",
@@ -100,7 +100,7 @@ def test_names_of_the_retry_scheduler_count_only_without_a_file_and_below_those_
     env = {"RETRY_QUEUE": "mine", "HTTP_PORT": "9", "HOMING_BRIDGES__RABBITMQ__QUEUE": "ours"}
     names = partial(read_retry_scheduler_variables, env)
     settings = load_settings(env=env, without_file=names)
-    assert (settings.bridges["rabbitmq"]["queue"], settings.metrics.listen) == ("ours", "0.0.0.0:9")
+    assert (settings.bridges["rabbitmq"]["queue"], settings.metrics.listen) == ("ours", "127.0.0.1:9")
     assert load_settings(written('tenant = "file"\n'), without_file=names).bridges == {}
 
 
