@@ -332,6 +332,7 @@ async def test_wake_ups_of_the_store_that_ignore_their_cancellation_do_not_keep_
     await asyncio.sleep(1)
     async with asyncio.timeout(5):
         await engine.stop_worker()
+    assert "homing-listen" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_a_timer_that_could_not_be_opened_is_not_closed(harness: EngineHarness) -> None:
