@@ -52,7 +52,7 @@ def check(scenario: Scenario) -> None:
     run_virtual(main)
 
 
-@pytest.mark.parametrize("seen_by", ["nobody", "a reader", "a writer"])
+@pytest.mark.parametrize("seen_by", ["no process", "a reader", "a writer"])
 def test_a_jump_that_is_undone_before_a_process_records_it_does_not_begin_the_ten_minutes_again(
     seen_by: str,
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_jump_that_is_undone_before_a_process_records_it_does_not_begin_the_te
         time.jump(HOUR)
         await time.work(100)
         time.jump(24 * HOUR)
-        if seen_by != "nobody":
+        if seen_by != "no process":
             time.use("p1", writable=seen_by == "a writer")
         time.jump(-24 * HOUR)
         await time.work(500)

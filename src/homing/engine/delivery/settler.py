@@ -203,7 +203,8 @@ class Settler:
         if result.missing:
             log.error(
                 "the results of %d attempts are dropped, because the store no longer has their notifications:"
-                " a failover or a restore took it back to an earlier state",
+                " they were purged while this process was suspended, or a failover or a restore took the"
+                " store back to an earlier state",
                 len(result.missing),
             )
         self._observer.settled(batch, refused)
