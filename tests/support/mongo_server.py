@@ -12,8 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import pytest
@@ -36,6 +37,19 @@ _NO_MEMBER_CAUGHT_UP = 262
 
 class NoMongod(Exception):
     """There is no mongod on this machine."""
+
+
+class NoFaketime(Exception):
+    """There is no libfaketime on this machine, by which a process gets another time."""
+
+
+def _with_shifted_clock(shift_s: int) -> list[str]:
+    """Returns the beginning of a command whose clock is ahead. Its monotonic clock is not changed."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        raise NoFaketime
+    names = {"LD_PRELOAD": str(found[0]), "FAKETIME": f"+{shift_s}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    return ["env", *(f"{name}={value}" for name, value in names.items())]
 
 
 def mongod_program() -> str:
@@ -85,6 +99,7 @@ class MongoMember:
         replica_set: str | None = _REPLICA_SET,
         tls: MongoTls | None = None,
         parameters: Sequence[str] = (),
+        clock_shift_s: int = 0,
     ) -> None:
         self._folder = folder
         self._client_options = {} if tls is None else tls.client_options
@@ -94,6 +109,7 @@ class MongoMember:
         folder.own(data)
         self._log = f"{name}.log"
         self._command = [
+            *(_with_shifted_clock(clock_shift_s) if clock_shift_s else ()),
             *(mongod_program(), "--bind_ip", "127.0.0.1", "--port", str(self.port), "--dbpath", str(data)),
             *("--nounixsocket", "--wiredTigerCacheSizeGB", "1", "--quiet"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
@@ -141,18 +157,32 @@ class PrivateMongo:
     """A replica set of our own, or a single server without one. It ends with this process."""
 
     def __init__(
-        self, members: int = 1, *, replica_set: bool = True, tls: bool = False, parameters: Sequence[str] = ()
+        self,
+        members: int = 1,
+        *,
+        replica_set: bool = True,
+        tls: bool = False,
+        parameters: Sequence[str] = (),
+        clock_shifts_s: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """If `tls`, the servers require it, and `tls_options` are those of their clients.
 
-        `parameters` are server parameters, each as `NAME=VALUE`.
+        `parameters` are server parameters, each as `NAME=VALUE`. `clock_shifts_s` has, by the number of a
+        member, how many seconds its clock is ahead.
         """
         self._folder = GuardedFolder("homing-mongo-")
         made = MongoTls(self._folder) if tls else None
         self.tls_options = {} if made is None else made.client_options
         name = _REPLICA_SET if replica_set else None
         self.members = [
-            MongoMember(self._folder, f"member-{number}", replica_set=name, tls=made, parameters=parameters)
+            MongoMember(
+                self._folder,
+                f"member-{number}",
+                replica_set=name,
+                tls=made,
+                parameters=parameters,
+                clock_shift_s=clock_shifts_s.get(number, 0),
+            )
             for number in range(members)
         ]
         self._replica_set = replica_set

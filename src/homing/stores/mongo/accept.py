@@ -25,7 +25,7 @@ from homing.stores.common.codec import encode
 from homing.stores.common.intake import SubmissionIntake
 from homing.stores.common.repeated_requests import ids_to_look_up
 from homing.stores.mongo.change_recorder import MongoChangeRecorder
-from homing.stores.mongo.documents import Document, message_document, metadata_pairs, row_document
+from homing.stores.mongo.documents import Document, message_document, row_document
 from homing.stores.mongo.errors import has_duplicate_key
 from homing.stores.mongo.schema import ATTEMPTS, DEDUPS, MESSAGES, NOTIFICATIONS, REQUESTS
 from homing.stores.mongo.transaction import MongoTransaction, OutdatedRows
@@ -102,11 +102,10 @@ class _MongoIntake(SubmissionIntake):
         await db.bulk_write(DEDUPS, [_dedup_write(*one) for one in self.new_dedups.items()])
 
     def add_row(self, submission: Submission, new: NewNotification) -> None:
-        document = self._document(submission, new)
-        if metadata := metadata_pairs(new.message.metadata):
-            document["metadata"] = metadata
-        self.rows.append(document)
-        self.messages.append(message_document(submission.tenant, new.id, new.message))
+        self.rows.append(self._document(submission, new))
+        self.messages.append(
+            message_document(submission.tenant, submission.batch_id, new.address, new.id, new.message)
+        )
 
     def _document(self, submission: Submission, new: NewNotification) -> Document:
         """Returns the document of a row. Rows that are alike are computed and counted together."""

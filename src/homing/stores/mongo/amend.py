@@ -9,14 +9,15 @@ from pymongo import UpdateOne
 from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.row_commands import apply_command as commanded
 from homing.core.lifecycle.row_commands import resent_row
+from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import COMMANDS
 from homing.core.notifications import Filter, Status
 from homing.stores.common.command_targets import CommandTargets, allows_command, sort_command_targets
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.mongo.change_recorder import MongoChangeRecorder
-from homing.stores.mongo.documents import by_id, mutable_update, row_document
-from homing.stores.mongo.reads import filter_condition
+from homing.stores.mongo.documents import Document, by_id, mutable_update, row_document
 from homing.stores.mongo.schema import MESSAGES, NOTIFICATIONS
+from homing.stores.mongo.search import search_for
 from homing.stores.mongo.transaction import MongoTransaction
 
 _PAGE_ROWS = 1000
@@ -44,31 +45,29 @@ async def _apply(tx: MongoTransaction, possible: Sequence[SeqAndRow], command: C
     """Applies the command to these rows and writes them."""
     recorder = MongoChangeRecorder(tx)
     await recorder.read_and_count_leases([row.id for _, row in possible if row.status is Status.SENDING])
-    new, copies = [], {}
+    new: dict[str, Row] = {}
     for _, row in possible:
         change = commanded(row, command, tx.now)
         assert change is not None, "the row does not allow this command"
         await recorder.record(change)
         if command.name is CommandName.RESEND:
             fresh = resent_row(row, command, tx.now)
-            copies[row.id] = fresh.row.id
-            new.append(row_document(fresh.row))
+            new[row.id] = fresh.row
             await recorder.record(fresh)
     await tx.db.bulk_write(
         NOTIFICATIONS,
         [UpdateOne({"_id": row.id}, mutable_update(row)) for _, row in possible],
     )
-    if copies:
-        # What the rows do not have: the metadata, by which notifications are found.
-        found = await tx.db.find(NOTIFICATIONS, {"_id": {"$in": list(copies)}}, fields=("metadata",))
-        metadata = {copies[one["_id"]]: one["metadata"] for one in found if "metadata" in one}
-        await tx.db.insert(
-            NOTIFICATIONS,
-            [{**one, "metadata": metadata[one["_id"]]} if one["_id"] in metadata else one for one in new],
-        )
-        messages = await tx.db.find(MESSAGES, {"_id": {"$in": list(copies)}})
-        await tx.db.insert(MESSAGES, [{**one, "_id": copies[one["_id"]]} for one in messages])
+    if new:
+        await tx.db.insert(NOTIFICATIONS, [row_document(row) for row in new.values()])
+        messages = await tx.db.find(MESSAGES, {"_id": {"$in": list(new)}})
+        await tx.db.insert(MESSAGES, [_copied_message(one, new[one["_id"]]) for one in messages])
     await recorder.write()
+
+
+def _copied_message(message: Document, row: Row) -> Document:
+    """Returns the message of a new row, given the one that it was copied from."""
+    return {**message, "_id": row.id, "batch_id": row.batch_id, "address": row.address}
 
 
 async def _find_matching(
@@ -78,20 +77,11 @@ async def _find_matching(
     statuses = [s for s in COMMANDS[command.name] if not filter.statuses or s in filter.statuses]
     if not statuses:
         return []
-    condition = await filter_condition(tx, tenant, filter, statuses)
+    search = await search_for(tx, tenant, filter, statuses)
     possible: list[SeqAndRow] = []
-    after = ""
-    while len(possible) < limit:
-        page = by_id(
-            await tx.db.find(
-                NOTIFICATIONS,
-                {"$and": [condition, {"_id": {"$gt": after}}]},
-                sort=(("_id", 1),),
-                limit=_PAGE_ROWS,
-            )
-        )
+    async for ids in search.pages(tx, _PAGE_ROWS, oldest_first=True):
+        page = by_id(await tx.db.find(NOTIFICATIONS, {"_id": {"$in": ids}}, sort=(("_id", 1),)))
         possible += [found for found in page.values() if allows_command(found[1], command)]
-        if len(page) < _PAGE_ROWS:
+        if len(possible) >= limit:
             break
-        after = max(page)
     return possible[:limit]

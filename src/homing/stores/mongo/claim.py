@@ -7,26 +7,28 @@ million waiting rows as with a thousand.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pymongo import UpdateOne
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
-from homing.core.notifications import Message
 from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.codec import encode
-from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.documents import Document, queue_key, read_queue_key
 from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
-from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane. The least recently served go first."""
 
 _QUEUES_PER_FETCH = 50
 """Number of queues whose rows are fetched with one command."""
+
+_MAX_WHOLE_ROWS = 1000
+"""A fetch of at most this many rows reads whole rows. A larger one reads only what the choice depends on,
+because many queues with a row each would otherwise cost more than the rows that are chosen."""
 
 _SERIAL = "serial"
 """Key of the document with the serial number of the last turn."""
@@ -64,7 +66,7 @@ class ClaimPlan:
         self.waiting: WaitingQueues = {}
         """The queues as they were before the claim."""
         self.documents: dict[str, Document] = {}
-        self.messages: dict[str, Message] = {}
+        """The chosen rows by id, as they were read. The lease fails if one has changed since."""
 
     @property
     def may_empty_queues(self) -> bool:
@@ -75,7 +77,7 @@ class ClaimPlan:
 
     def leases(self, request: ClaimRequest) -> NewLeases:
         """Returns the leases of the rows that were still there when they were read."""
-        found = [self.documents[id] for id in self.due_times if id in self.documents and id in self.messages]
+        found = [self.documents[id] for id in self.due_times if id in self.documents]
         return NewLeases(found, request, self.now)
 
     def empty_batch(self) -> ClaimBatch:
@@ -87,20 +89,23 @@ async def plan(
     tx: MongoTransaction,
     request: ClaimRequest,
     turns: TenantTurns,
-    found: QueuesAndSerial,
     skipped: Collection[str] = (),
 ) -> ClaimPlan:
     """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
 
     `skipped` are the ids of rows that it leaves out.
-    `tx` has no transaction. The write of the leases compares the state of the rows.
+    `tx` has no transaction, but what `QUEUES_AND_SERIAL` has found. The write of the leases compares the
+    state of the rows.
     """
-    chosen = await _choose_rows(tx, request, turns, *found, skipped)
-    chosen.waiting = found[0]
+    fetched = FetchedRows(tx.db, tx.now, skipped)
+    waiting, serial = _read_queues(tx.beside or (), request)
+    chosen = await _choose_rows(tx, request, turns, waiting, serial, fetched)
+    chosen.waiting = waiting
     if ids := list(chosen.due_times):
-        still_due = {"_id": {"$in": ids}, "due_at": {"$lte": tx.now}}
-        documents, chosen.messages = await both(tx.db.find(NOTIFICATIONS, still_due), messages_of(tx, ids))
-        chosen.documents = {one["_id"]: one for one in documents}
+        chosen.documents = fetched.whole
+        if unread := [id for id in ids if id not in fetched.whole]:
+            still_due = {"_id": {"$in": unread}, "due_at": {"$lte": tx.now}}
+            fetched.keep(await tx.db.find(NOTIFICATIONS, still_due))
     return chosen
 
 
@@ -110,7 +115,7 @@ async def _choose_rows(
     turns: TenantTurns,
     waiting: WaitingQueues,
     serial: int,
-    skipped: Collection[str],
+    fetched: FetchedRows,
 ) -> ClaimPlan:
     capacity, now = ClaimCapacity(request), tx.now
     if request.ids is not None:
@@ -123,31 +128,40 @@ async def _choose_rows(
     found = [DueQueue(*read_queue_key(key), waiting[key].served) for key in due]
     queues = await _limit_lanes(tx.db, [queue for queue in found if capacity.is_open(queue)])
     share = FairShare(capacity, queues, turns, serial)
-    chosen = ClaimPlan(now, share, await _run(tx.db, now, share, skipped), unlisted)
+    chosen = ClaimPlan(now, share, await _run(share, fetched), unlisted)
     if not chosen.due_times:
         chosen.next_due_at = next_due_at(waiting, now, request)
     return chosen
 
 
-async def read_queues(db: SessionDatabase, request: ClaimRequest) -> QueuesAndSerial:
-    """Reads what a claim needs before it can choose. Nothing if it names its rows."""
-    if request.ids is not None:
-        return {}, 0
-    waiting, last = await both(waiting_queues(db, request), db.find(TURNS, {"_id": _SERIAL}))
-    return waiting, int(last[0]["served"]) if last else 0
+_QUEUES_PIPELINE: tuple[Document, ...] = (
+    {"$match": {"queue": {"$gt": ""}}},
+    {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
+    {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
+    {"$lookup": {"from": TURNS, "localField": "_id", "foreignField": "_id", "as": "turn"}},
+)
+"""Finds the waiting queues with their turns, among the rows."""
+
+QUEUES_AND_SERIAL: tuple[Document, ...] = (
+    *_QUEUES_PIPELINE,
+    {"$unionWith": {"coll": TURNS, "pipeline": [{"$match": {"_id": _SERIAL}}]}},
+)
+"""Finds everything that a claim needs before it can choose. It is one command, because a command costs a
+worker as much time as ten rows."""
+
+
+def _read_queues(found: Sequence[Document], request: ClaimRequest) -> QueuesAndSerial:
+    """Returns what `QUEUES_AND_SERIAL` has found."""
+    serial = next((int(one["served"]) for one in found if one["_id"] == _SERIAL), 0)
+    return _waiting_queues([one for one in found if one["_id"] != _SERIAL], request), serial
 
 
 async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQueues:
     """Returns the queues of the lanes in the request that have waiting rows."""
-    found = await db.aggregate(
-        NOTIFICATIONS,
-        (
-            {"$match": {"queue": {"$gt": ""}}},
-            {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
-            {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
-            {"$lookup": {"from": TURNS, "localField": "_id", "foreignField": "_id", "as": "turn"}},
-        ),
-    )
+    return _waiting_queues(await db.aggregate(NOTIFICATIONS, _QUEUES_PIPELINE), request)
+
+
+def _waiting_queues(found: Iterable[Document], request: ClaimRequest) -> WaitingQueues:
     return {
         one["_id"]: WaitingQueue(one["due_at"], one["turn"][0]["served"] if one["turn"] else 0)
         for one in found
@@ -223,7 +237,70 @@ async def _limit_lanes(db: SessionDatabase, queues: Sequence[DueQueue]) -> list[
     return kept
 
 
-async def _run(db: SessionDatabase, now: int, share: FairShare, skipped: Collection[str]) -> list[DueRow]:
+class FetchedRows:
+    """The due rows that one claim reads, queue by queue."""
+
+    def __init__(self, db: SessionDatabase, now: int, skipped: Collection[str]) -> None:
+        """`skipped` are the ids of rows that are left out."""
+        self._db = db
+        self._now = now
+        self._skipped = sorted(skipped)
+        self.whole: dict[str, Document] = {}
+        """Documents by id, of the rows that were read as a whole."""
+
+    def keep(self, documents: Iterable[Document]) -> None:
+        """Adds documents of whole rows."""
+        self.whole.update((one["_id"], one) for one in documents)
+
+    async def fetch(self, queues: Sequence[DueQueue], limit: int) -> None:
+        """Fetches the next due rows of these queues, at most `limit` of each."""
+        reads_whole = len(queues) * limit <= _MAX_WHOLE_ROWS
+        for start in range(0, len(queues), _QUEUES_PER_FETCH):
+            await self._fetch(queues[start : start + _QUEUES_PER_FETCH], limit, reads_whole)
+
+    async def _fetch(self, queues: Sequence[DueQueue], limit: int, reads_whole: bool) -> None:
+        first, *others = (
+            [*self._due_rows(queue, limit), _numbered(number, reads_whole)]
+            for number, queue in enumerate(queues)
+        )
+        pipeline = [*first, *({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)]
+        rows: list[list[DueRow]] = [[] for _ in queues]
+        for one in await self._db.aggregate(NOTIFICATIONS, pipeline):
+            rows[one.pop(_NUMBER)].append((one["due_at"], one["_id"], 0))
+            if reads_whole:
+                self.whole[one["_id"]] = one
+        for queue, found in zip(queues, rows, strict=True):
+            found.sort()
+            queue.fill(found, limit)
+
+    def _due_rows(self, queue: DueQueue, limit: int) -> list[Document]:
+        after_due, after_id = queue.after[:2]
+        condition: Document = {
+            "queue": queue_key(queue.lane, queue.tenant, queue.outlet),
+            "due_at": {"$lte": self._now, "$gte": after_due},
+        }
+        if self._skipped:
+            condition["_id"] = {"$nin": self._skipped}
+        if after_id:
+            # The rows that are due at the same time as the last one and were fetched before are left out.
+            condition["$expr"] = {
+                "$not": {"$and": [{"$eq": ["$due_at", after_due]}, {"$lte": ["$_id", after_id]}]}
+            }
+        return [{"$match": condition}, {"$sort": {"due_at": 1, "_id": 1}}, {"$limit": limit}]
+
+
+_NUMBER = "number_of_queue"
+"""Field that a fetch adds to each row: the place of its queue in the command."""
+
+
+def _numbered(number: int, whole: bool) -> Document:
+    """Returns the stage that adds the number of its queue to each row, and drops fields unless `whole`."""
+    if whole:
+        return {"$addFields": {_NUMBER: {"$literal": number}}}
+    return {"$project": {"due_at": 1, _NUMBER: {"$literal": number}}}
+
+
+async def _run(share: FairShare, fetched: FetchedRows) -> list[DueRow]:
     fetches = share.run()
     while True:
         try:
@@ -231,44 +308,7 @@ async def _run(db: SessionDatabase, now: int, share: FairShare, skipped: Collect
         except StopIteration as end:
             dealt: list[DueRow] = end.value
             return dealt
-        for start in range(0, len(queues), _QUEUES_PER_FETCH):
-            await _fetch(db, now, queues[start : start + _QUEUES_PER_FETCH], limit, skipped)
-
-
-async def _fetch(
-    db: SessionDatabase, now: int, queues: Sequence[DueQueue], limit: int, skipped: Collection[str]
-) -> None:
-    """Fetches the next due rows of some queues, at most `limit` of each."""
-    pipelines = [_due_rows(queue, now, limit, number, skipped) for number, queue in enumerate(queues)]
-    first, *others = pipelines
-    pipeline = [*first, *({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)]
-    rows: list[list[DueRow]] = [[] for _ in queues]
-    for one in await db.aggregate(NOTIFICATIONS, pipeline):
-        rows[one["number"]].append((one["due_at"], one["_id"], 0))
-    for queue, found in zip(queues, rows, strict=True):
-        found.sort()
-        queue.fill(found, limit)
-
-
-def _due_rows(queue: DueQueue, now: int, limit: int, number: int, skipped: Collection[str]) -> list[Document]:
-    after_due, after_id = queue.after[:2]
-    condition: Document = {
-        "queue": queue_key(queue.lane, queue.tenant, queue.outlet),
-        "due_at": {"$lte": now, "$gte": after_due},
-    }
-    if skipped:
-        condition["_id"] = {"$nin": sorted(skipped)}
-    if after_id:
-        # The rows that are due at the same time as the last one and were fetched before are left out.
-        condition["$expr"] = {
-            "$not": {"$and": [{"$eq": ["$due_at", after_due]}, {"$lte": ["$_id", after_id]}]}
-        }
-    return [
-        {"$match": condition},
-        {"$sort": {"due_at": 1, "_id": 1}},
-        {"$limit": limit},
-        {"$project": {"due_at": 1, "number": {"$literal": number}}},
-    ]
+        await fetched.fetch(queues, limit)
 
 
 async def _choose(

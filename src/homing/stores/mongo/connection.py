@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -33,15 +33,16 @@ from homing.stores.mongo.transaction import (
     Runner,
     SessionDatabase,
     SwallowedCancellation,
-    both,
 )
 
 log = logging.getLogger("homing.store")
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 Action = Callable[[MongoTransaction], Awaitable[R]]
+
+Beside = tuple[str, Sequence[Document]]
+"""A collection and a pipeline that is run on it by the same command that reads the time."""
 
 _DEFAULT_DATABASE = "homing"
 
@@ -81,6 +82,9 @@ _SNAPSHOT_ERRORS = frozenset({239, 246})
 """Codes for a snapshot that is too old, or not there yet because a collection was just created."""
 
 _OLDEST_SERVER = (5, 0)
+
+_MONGOS = "mongos"
+"""The history of a sharded cluster."""
 
 _WRITE_CONCERN = WriteConcern("majority", j=True)
 _READ_CONCERN = ReadConcern("majority")
@@ -187,10 +191,12 @@ class MongoConnection:
 
     # Transactions --------------------------------------------------------------------------------
 
-    async def write(self, action: Action[R]) -> R:
+    async def write(self, action: Action[R], *, beside: Beside | None = None) -> R:
         """Runs an action in a transaction, and again if another transaction was in its way.
 
-        If the answer to the commit is lost, the commit is repeated until the server says what became of it.
+        The first command of the transaction also runs the pipeline `beside`, unless `mongos` answers, which
+        may refuse that. If the answer to the commit is lost, the commit is repeated until the server says
+        what became of it.
         """
         database, until, pause_s = self.database, time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
         next_look = time.monotonic() + _ABANDONED_MS / 1000
@@ -198,7 +204,7 @@ class MongoConnection:
             shard = self._take_shard()
             try:
                 with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
-                    return await self._run(database, action, shard)
+                    return await self._run(database, action, shard, beside)
             except OutdatedRows:
                 if time.monotonic() >= until:
                     raise StoreUnavailable(f"{self.where} changed too often during this call.") from None
@@ -213,11 +219,12 @@ class MongoConnection:
             await asyncio.sleep(random.random() * pause_s)
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
-    async def _run(self, database: Any, action: Action[R], shard: int) -> R:
+    async def _run(self, database: Any, action: Action[R], shard: int, beside: Beside | None) -> R:
         async with database.client.start_session() as session:
             await session.start_transaction(read_concern=_IN_TRANSACTION, write_concern=_WRITE_CONCERN)
             try:
-                tx = await self._begin(SessionDatabase(database, session), shard=shard)
+                beside = None if self.history == _MONGOS else beside
+                tx = await self._begin(SessionDatabase(database, session), shard=shard, beside=beside)
                 result = await action(tx)
             except BaseException:
                 with suppress(PyMongoError):
@@ -267,17 +274,16 @@ class MongoConnection:
 
     async def look_now(
         self,
-        beside: Callable[[SessionDatabase], Awaitable[T]],
-        action: Callable[[MongoTransaction, T], Awaitable[R]],
+        action: Action[R],
+        beside: Beside | None = None,
     ) -> R:
         """Runs an action that only reads, outside of a transaction, but at the time of the store's clock.
 
-        `beside` reads what the action needs, while the time is read.
+        The command that reads the time also runs the pipeline `beside`.
         """
-        db = SessionDatabase(self.database)
         try:
             with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
-                return await action(*await both(self._begin(db), beside(db)))
+                return await action(await self._begin(SessionDatabase(self.database), beside=beside))
         except Exception as error:
             raise translate(error, self.where) from error
 
@@ -374,23 +380,34 @@ class MongoConnection:
         step = _read_step(found[0]) if found else None
         return step if step is not None and step.is_current(self._adjust_clock(found[0]["now"])) else None
 
-    async def _begin(self, db: SessionDatabase, *, shard: int = 0, writable: bool = True) -> MongoTransaction:
-        """Reads the time and the sinks, which also fixes the snapshot."""
+    async def _begin(
+        self,
+        db: SessionDatabase,
+        *,
+        shard: int = 0,
+        writable: bool = True,
+        beside: Beside | None = None,
+    ) -> MongoTransaction:
+        """Reads the time and the sinks, which also fixes the snapshot. Runs the pipeline `beside` too."""
         self._note_primary()
         asked_ms = self._steady_clock()
-        found = await db.aggregate(META, _META_PIPELINE)
+        meta, found_beside = await _read_meta(db, beside)
         answered_ms = self._steady_clock()
-        if not found:
+        if meta is None:
             raise SchemaError(
                 f"{self.where} has no collections of Homing yet. Run `homing db migrate` first."
             )
-        meta = found[0]
         measured = (self._adjust_clock(meta["now"]), asked_ms, answered_ms)
         moment = self._guard.check(*measured)
         if moment is None:
             moment = await self._resolve(db, measured, meta, writable=writable)
         return MongoTransaction(
-            db, moment.now, settling=moment.settling, sinks=_read_sinks(meta), shard=shard
+            db,
+            moment.now,
+            settling=moment.settling,
+            sinks=_read_sinks(meta),
+            shard=shard,
+            beside=found_beside,
         )
 
     async def _resolve(
@@ -428,6 +445,24 @@ class MongoConnection:
         shard = random.choice(free or range(SHARDS))
         self._used_shards.add(shard)
         return shard
+
+
+async def _read_meta(
+    db: SessionDatabase, beside: Beside | None
+) -> tuple[Document | None, list[Document] | None]:
+    """Returns the document of the database, or None, and the documents that a pipeline finds beside it."""
+    if beside is None:
+        found = await db.aggregate(META, _META_PIPELINE)
+        return (found[0] if found else None), None
+    collection, pipeline = beside
+    if db.has_session:  # a transaction does not permit $unionWith
+        joined = {"$lookup": {"from": collection, "pipeline": list(pipeline), "as": "beside"}}
+        found = await db.aggregate(META, (*_META_PIPELINE, joined))
+        return (found[0], found[0]["beside"]) if found else (None, None)
+    # Not a $lookup, because its result is one document, whose size is limited.
+    meta = {"$unionWith": {"coll": META, "pipeline": list(_META_PIPELINE)}}
+    found = await db.aggregate(collection, (*pipeline, meta))
+    return (found.pop() if found and found[-1]["_id"] == META_ID else None), found
 
 
 async def _time_of(tx: MongoTransaction) -> int:
@@ -496,7 +531,7 @@ def _election(client: AsyncMongoClient[Document]) -> str:
         if server.server_type_name == "RSPrimary":
             return f"{server.set_version}:{server.election_id}"
         if server.server_type_name == "Mongos":
-            return "mongos"
+            return _MONGOS
     return ""
 
 

@@ -41,7 +41,6 @@ from homing.stores.mongo.documents import (
     attempt_document,
     cause_document,
     message_document,
-    metadata_pairs,
     read_rows,
     row_document,
 )
@@ -163,13 +162,10 @@ async def _write_part(tx: MongoTransaction, part: CopyPart, records: Sequence[Re
 async def _write_notifications(tx: MongoTransaction, records: Sequence[Record]) -> None:
     rows, messages, seqs = [], [], []
     for seq, row, text in records:
-        message = decode_message(text)
-        document = row_document(row)
-        if metadata := metadata_pairs(message.metadata):
-            document["metadata"] = metadata
-        rows.append(document)
+        document = message_document(row.tenant, row.batch_id, row.address, row.id, decode_message(text))
+        rows.append(row_document(row))
         # The text is kept as it is, even if this release cannot read it.
-        messages.append({**message_document(row.tenant, row.id, message), "message": text})
+        messages.append({**document, "message": text})
         seqs.append({"_id": seq, "id": row.id})
     await tx.db.insert(schema.NOTIFICATIONS, rows)
     await tx.db.insert(schema.MESSAGES, messages)

@@ -1,8 +1,10 @@
 """Converts rows, attempts and causes to documents and back.
 
 A row is one document in `notifications` under the id of its notification. A field that is None is absent, so
-that partial indexes leave it out. Dicts with keys from outside are stored as JSON text. The message of a
-notification is a document of its own, because MongoDB writes a changed document as a whole.
+that partial indexes leave it out, and some fields are absent while they have their default. Dicts with keys
+from outside are stored as JSON text. The message of a notification is a document of its own, because MongoDB
+writes a changed document as a whole. It has the fields by which notifications are found and that never
+change, because a row that is written again is written to all its indexes.
 
 Besides the fields of `Row`, a document has three that only indexes need: `queue`, the key of the queue, while
 the row waits; `rare`, the status, unless the row has one of the statuses that most rows have; and `ended_at`,
@@ -54,7 +56,15 @@ _RARE = {status: status.value for status in RARE_STATUSES}
 _DEFAULTS = {
     field.name: None if field.default is msgspec.NODEFAULT else field.default
     for field in msgspec.structs.fields(Row)
-}
+} | {"origin": "", "pinned": False}
+
+_ABSENT_IF_DEFAULT = frozenset(
+    {
+        *("origin", "pinned", "attempt_floor", "bounce_floor", "attempts_before", "failures_here", "moves"),
+        *("free_move", "last_delay_ms", "cancel_requested", "overdue", "unknown_bounce"),
+    }
+)
+"""Fields that no query compares with their default, which is empty, false or zero. Most rows have it."""
 
 _STORED_FIELDS = tuple("_id" if name == "id" else name for name in ROW_FIELDS)
 
@@ -149,6 +159,8 @@ def _index_values(row: Row) -> tuple[str | None, str | None, int | None]:
 def _value(column: RowColumn) -> str:
     if column.type is SqlType.JSON:
         return f"(encode(row.{column.name}) if row.{column.name} else None)"
+    if column.name in _ABSENT_IF_DEFAULT:
+        return f"(row.{column.name} or None)"
     return plain_value(column)
 
 
@@ -241,9 +253,17 @@ def metadata_pairs(metadata: Mapping[str, Any] | None) -> list[str]:
     return pairs
 
 
-def message_document(tenant: str, id: str, message: Message) -> Document:
-    """Returns the document of a message, which is also found by the id of its recipient."""
-    document: Document = {"_id": id, "message": encode(message)}
+def message_document(tenant: str, batch_id: str, address: str, id: str, message: Message) -> Document:
+    """Returns the document of a message, with everything by which its notification is found."""
+    document: Document = {
+        "_id": id,
+        "tenant": tenant,
+        "batch_id": batch_id,
+        "address": address,
+        "message": encode(message),
+    }
+    if metadata := metadata_pairs(message.metadata):
+        document["metadata"] = metadata
     if message.recipient.id is not None:
         document["recipient"] = encode((tenant, message.recipient.id))
     return document

@@ -185,8 +185,8 @@ class NewLeases:
     def claims(
         self, leased: Collection[str], messages: Mapping[str, Message], due_times: Mapping[str, int]
     ) -> tuple[Claim, ...]:
-        """Returns the claims of leased rows, in the order of `due_times`."""
-        rows = [self._rows[id] for id in due_times if id in leased]
+        """Returns the claims of leased rows that have a message, in the order of `due_times`."""
+        rows = [self._rows[id] for id in due_times if id in leased and id in messages]
         if not rows:
             return ()
         return claims_of(rows, [messages[row.id] for row in rows], [due_times[row.id] for row in rows])

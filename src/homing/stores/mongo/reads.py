@@ -20,7 +20,7 @@ from homing.core.statistics import (
     WaitingGroups,
 )
 from homing.stores.common.change_effects import GOAL_SUMS, HOUR_MS, MINUTE_SUMS, SUMS
-from homing.stores.common.codec import count_fitting, decode_message, encode, round_up_to_ms
+from homing.stores.common.codec import count_fitting, decode_message
 from homing.stores.common.minute_roll_ups import build_minute_roll_up, first_minute
 from homing.stores.common.searches import end_scan
 from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups
@@ -33,54 +33,12 @@ from homing.stores.mongo.change_recorder import (
     messages_of,
     uncounted_leases,
 )
-from homing.stores.mongo.documents import RARE_STATUSES, Document, read_cause, read_row, read_rows
-from homing.stores.mongo.schema import ATTEMPTS, CAUSES, COUNTERS, MESSAGES, NOTIFICATIONS
+from homing.stores.mongo.documents import Document, read_cause, read_row, read_rows
+from homing.stores.mongo.schema import CAUSES, COUNTERS, MESSAGES, NOTIFICATIONS
+from homing.stores.mongo.search import NEWEST_FIRST, search_for
 from homing.stores.mongo.transaction import MongoTransaction, Sort
 
-_EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
-
 _ORDER = {status: number for number, status in enumerate(Status)}
-
-_NEWEST_FIRST: Sort = (("_id", -1),)
-
-_MAX_IDS = 10_000
-"""Maximum number of notifications of one recipient that a search considers, the newest first."""
-
-
-async def filter_condition(
-    tx: MongoTransaction, tenant: str, filter: Filter, statuses: Collection[Status]
-) -> Document:
-    """Returns the condition for a filter, restricted to these statuses. No statuses means all.
-
-    `created_until` is exclusive.
-    """
-    condition: Document = {"tenant": tenant}
-    if statuses:
-        field = "rare" if RARE_STATUSES.issuperset(statuses) else "status"
-        condition[field] = {"$in": [status.value for status in statuses]}
-    for name in _EQUAL:
-        value = getattr(filter, name)
-        if value is not None:
-            condition[name] = getattr(value, "_value_", value)
-    if filter.acknowledged is not None:
-        condition["acknowledged_at"] = {"$exists": filter.acknowledged}
-    created: Document = {}
-    if filter.created_from is not None:
-        created["$gte"] = round_up_to_ms(filter.created_from)
-    if filter.created_until is not None:
-        created["$lt"] = round_up_to_ms(filter.created_until)
-    if created:
-        condition["created_at"] = created
-    if filter.metadata:
-        condition["metadata"] = {"$all": [encode(pair) for pair in filter.metadata.items()]}
-    id: Document = {}
-    if (ids := await _searched_ids(tx, tenant, filter)) is not None:
-        id["$in"] = ids
-    if filter.id_prefix is not None:
-        id |= {"$gte": filter.id_prefix, "$lt": f"{filter.id_prefix}~"}
-    if id:
-        condition["_id"] = id
-    return condition
 
 
 async def get(tx: MongoTransaction, tenant: str, id: str) -> History | None:
@@ -115,16 +73,15 @@ async def list_page(
     With `scan`, compares at most this many notifications with the filter, unless an index finds them. All
     metadata is indexed.
     """
-    condition = await filter_condition(tx, tenant, filter, filter.statuses)
-    order: Sort = (("_id", 1),) if oldest_first else _NEWEST_FIRST
-    beyond, last = "$gt" if oldest_first else "$lt", None
-    parts: list[Document] = [] if cursor is None else [{"_id": {beyond: cursor}}]
+    search = await search_for(tx, tenant, filter, filter.statuses)
+    order: Sort = (("_id", 1),) if oldest_first else NEWEST_FIRST
+    last = None
     if scan is not None and not filter.metadata:
         compared: Document = {"tenant": tenant}
         if cursor is not None:
-            compared["_id"] = {beyond: cursor}
+            compared["_id"] = {"$gt" if oldest_first else "$lt": cursor}
         found = await tx.db.aggregate(
-            NOTIFICATIONS,
+            MESSAGES,
             (
                 {"$match": compared},
                 {"$sort": dict(order)},
@@ -134,27 +91,12 @@ async def list_page(
             ),
         )
         last = found[0]["_id"] if found else None
-        if last is not None:
-            parts.append({"_id": {"$lte" if oldest_first else "$gte": last}})
-    if parts:
-        condition["$and"] = parts
-    return end_scan(await _page(tx, condition, order, limit), last)
-
-
-async def _searched_ids(tx: MongoTransaction, tenant: str, filter: Filter) -> list[str] | None:
-    """Returns the ids that a search by recipient or provider message permits. None if it permits all."""
-    permitted: list[set[str]] = []
-    if filter.recipient_id is not None:
-        key = encode((tenant, filter.recipient_id))
-        found = await tx.db.find(
-            MESSAGES, {"recipient": key}, fields=("_id",), sort=_NEWEST_FIRST, limit=_MAX_IDS
-        )
-        permitted.append({one["_id"] for one in found})
-    if filter.provider_message_id is not None:
-        condition = {"provider_message_id": filter.provider_message_id}
-        found = await tx.db.find(ATTEMPTS, condition, fields=("of",), limit=_MAX_IDS)
-        permitted.append({one["of"] for one in found})
-    return sorted(set.intersection(*permitted)) if permitted else None
+    ids: list[str] = []
+    async for page in search.pages(tx, limit + 1, oldest_first=oldest_first, after=cursor, until=last):
+        ids += page
+        if len(ids) > limit:
+            break
+    return end_scan(await _page(tx, ids, limit), last)
 
 
 async def waiting(tx: MongoTransaction, tenant: str | None, limit: int, ready: bool | None) -> Page:
@@ -165,8 +107,7 @@ async def waiting(tx: MongoTransaction, tenant: str | None, limit: int, ready: b
     condition: Document = {"queue": {"$exists": True}, **_of_tenant(tenant)}
     if ready is not None:
         condition["due_at"] = {"$lte" if ready else "$gt": tx.now}
-    page = await _page(tx, condition, (("due_at", 1), ("_id", 1)), limit)
-    return Page(items=page.items)
+    return await _sorted_page(tx, condition, (("due_at", 1), ("_id", 1)), limit)
 
 
 async def count_due(tx: MongoTransaction, tenant: str | None) -> dict[Status, int]:
@@ -190,8 +131,7 @@ async def count_due(tx: MongoTransaction, tenant: str | None) -> dict[Status, in
 async def retrying(tx: MongoTransaction, tenant: str, limit: int) -> Page:
     """Returns notifications that wait for a retry, that with the oldest last attempt first."""
     condition = {"tenant": tenant, "rare": Status.RETRYING.value}
-    page = await _page(tx, condition, (("last_attempt_at", 1), ("_id", 1)), limit)
-    return Page(items=page.items)
+    return await _sorted_page(tx, condition, (("last_attempt_at", 1), ("_id", 1)), limit)
 
 
 async def tallies(tx: MongoTransaction, tenant: str | None) -> tuple[Tally, ...]:
@@ -319,9 +259,7 @@ async def last_attempts(
     tx: MongoTransaction, tenant: str, per_provider: int, scan: int
 ) -> tuple[tuple[str, AttemptRecord], ...]:
     """Returns the last attempts of each provider, with the ids of their notifications."""
-    chosen = await tx.db.find(
-        NOTIFICATIONS, {"tenant": tenant}, fields=("_id",), sort=_NEWEST_FIRST, limit=scan
-    )
+    chosen = await tx.db.find(MESSAGES, {"tenant": tenant}, fields=("_id",), sort=NEWEST_FIRST, limit=scan)
     attempts = await attempts_of(tx, [one["_id"] for one in chosen])
     newest = sorted(
         ((id, one) for id, those in attempts.items() for one in those),
@@ -492,16 +430,21 @@ async def _sums(
     return sorted(rows, key=lambda row: row[0])
 
 
-async def _page(tx: MongoTransaction, condition: Document, order: Sort, limit: int) -> Page:
-    """Returns the selected notifications, as many as the limit and the maximum size of a page allow."""
+async def _sorted_page(tx: MongoTransaction, condition: Document, order: Sort, limit: int) -> Page:
+    """Returns the first of the notifications that match, without a cursor."""
     chosen = await tx.db.find(NOTIFICATIONS, condition, fields=("_id",), sort=order, limit=limit + 1)
-    ids = [one["_id"] for one in chosen]
+    page = await _page(tx, [one["_id"] for one in chosen], limit)
+    return Page(items=page.items)
+
+
+async def _page(tx: MongoTransaction, ids: Sequence[str], limit: int) -> Page:
+    """Returns these notifications, as many as the limit and the maximum size of a page allow."""
     sizes = {
         one["_id"]: one["size"]
         for one in await tx.db.aggregate(
             MESSAGES,
             (
-                {"$match": {"_id": {"$in": ids}}},
+                {"$match": {"_id": {"$in": list(ids)}}},
                 {"$project": {"size": {"$strLenBytes": "$message"}}},
             ),
         )

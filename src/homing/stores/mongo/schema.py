@@ -9,10 +9,10 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from homing.core.errors import SchemaError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the layout that this release writes."""
 
-OLDEST_COMPATIBLE = 1
+OLDEST_COMPATIBLE = 2
 """Oldest layout version that a release must know to work on this one."""
 
 META = "meta"
@@ -41,6 +41,12 @@ _WHERE_WAITING = {"queue": {"$exists": True}}
 _NAMESPACE_EXISTS = 48
 """Error code of the server: another process has just created the collection."""
 
+_INDEX_NOT_FOUND = 27
+"""Error code of the server: another process has just dropped the index."""
+
+_IS_SHARD_KEY = 373
+"""Error code of the server: the collection is sharded by the fields of this index."""
+
 
 def _index(*fields: str, name: str, where: dict[str, Any] | None = None, unique: bool = False) -> IndexModel:
     keys = [(one.lstrip("-"), DESCENDING if one.startswith("-") else ASCENDING) for one in fields]
@@ -58,11 +64,7 @@ INDEXES: dict[str, tuple[IndexModel, ...]] = {
         _index("tenant", "due_at", "_id", name="due_of_tenant", where=_WHERE_WAITING),
         _index("lease_until", name="lease", where={"lease_until": {"$exists": True}}),
         _index("deadline_at", name="deadline", where={"deadline_at": {"$exists": True}}),
-        _index("tenant", "_id", name="tenant"),
         _index("rare", "tenant", "_id", name="rare", where={"rare": {"$exists": True}}),
-        _index("tenant", "batch_id", "_id", name="batch"),
-        _index("tenant", "address", "_id", name="address"),
-        _index("tenant", "metadata", "_id", name="metadata", where={"metadata": {"$exists": True}}),
         _index("status", "ended_at", name="ended", where={"ended_at": {"$exists": True}}),
     ),
     ATTEMPTS: (
@@ -91,10 +93,23 @@ INDEXES: dict[str, tuple[IndexModel, ...]] = {
         _index("kind", "tenant", "hour_at", name="kind"),
         _index("kind", "minute_at", "tenant", name="minute", where={"minute_at": {"$exists": True}}),
     ),
-    MESSAGES: (_index("recipient", "_id", name="recipient", where={"recipient": {"$exists": True}}),),
+    MESSAGES: (
+        _index("tenant", "_id", name="tenant"),
+        _index("tenant", "batch_id", "_id", name="batch"),
+        _index("tenant", "address", "_id", name="address"),
+        _index("tenant", "metadata", "_id", name="metadata", where={"metadata": {"$exists": True}}),
+        _index("recipient", "_id", name="recipient", where={"recipient": {"$exists": True}}),
+    ),
     REGISTRY: (_index("tenant", "kind", "key", name="place", unique=True),),
     BUCKETS: (_index("at", name="age"),),
 }
+
+
+_STATIC_FIELDS_MOVED = 2
+"""Version of the layout in which messages have the fields that never change."""
+
+_MOVED_INDEXES = ("tenant", "batch", "address", "metadata")
+"""Indexes of the rows in version 1 of the layout. They belong to the messages since."""
 
 
 async def read_version(database: Any) -> int | None:
@@ -134,6 +149,8 @@ async def migrate(database: Any, where: str, *, create: bool) -> tuple[str, ...]
     for name in COLLECTIONS:
         if name not in existing:
             await _create(database, name)
+    if version is not None and version < _STATIC_FIELDS_MOVED:
+        await _move_static_fields(database)
     for name, indexes in INDEXES.items():
         await database[name].create_indexes(list(indexes))
     # Last, so that an interrupted migration is repeated.
@@ -145,7 +162,27 @@ async def migrate(database: Any, where: str, *, create: bool) -> tuple[str, ...]
         },
         upsert=True,
     )
-    return ("0001_initial",)
+    applied = ("0001_initial", "0002_static_fields_in_messages")
+    return applied if version is None else applied[version:]
+
+
+async def _move_static_fields(database: Any) -> None:
+    """Copies the fields of rows that never change to their messages, for the indexes of version 2.
+
+    Processes with version 1 must not run meanwhile. They are refused from now on.
+    """
+    await database[META].update_one({"_id": META_ID}, {"$set": {"runs_with": _STATIC_FIELDS_MOVED}})
+    copying = [
+        {"$project": {"tenant": 1, "batch_id": 1, "address": 1, "metadata": 1}},
+        {"$merge": {"into": MESSAGES, "whenMatched": "merge", "whenNotMatched": "discard"}},
+    ]
+    await (await database[NOTIFICATIONS].aggregate(copying)).to_list()
+    for name in set(await database[NOTIFICATIONS].index_information()) & set(_MOVED_INDEXES):
+        try:
+            await database[NOTIFICATIONS].drop_index(name)
+        except OperationFailure as error:
+            if error.code not in (_INDEX_NOT_FOUND, _IS_SHARD_KEY):
+                raise
 
 
 async def missing_indexes(database: Any) -> list[str]:

@@ -45,8 +45,10 @@ from homing.stores.mongo import (
     upkeep,
     workers,
 )
+from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import InterruptedWrite, MongoConnection
+from homing.stores.mongo.schema import NOTIFICATIONS
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 from homing.stores.mongo.wake_ups import WakeUps
 
@@ -147,22 +149,29 @@ class MongoStore(TransactionalStore):
     async def _lease(
         self, chosen: ClaimPlan, request: ClaimRequest, contested: leases.ContestedRows
     ) -> ClaimBatch:
-        """Leases the chosen rows and returns those that no other worker was quicker to lease."""
+        """Leases the chosen rows and returns those that no other worker was quicker to lease.
+
+        Their messages, which do not change, are read at the same time.
+        """
         new = chosen.leases(request)
         contested.add(new.ids)
-        leased: Collection[str] = new.ids
+        leased, (messages, _) = await both(
+            self._write_leases(new, contested),
+            both(self._look(lambda tx: messages_of(tx, new.ids)), self._write_turns(chosen)),
+        )
+        self._leased_documents.keep(new.rows(leased))
+        return replace(chosen.empty_batch(), claims=new.claims(leased, messages, chosen.due_times))
+
+    async def _write_leases(self, new: leases.NewLeases, contested: leases.ContestedRows) -> Collection[str]:
+        """Writes the leases and returns the ids of those that took place."""
         try:
-            written, _ = await both(self._connection.write_once(new.write), self._write_turns(chosen))
+            if await self._connection.write_once(new.write) == len(new.ids):
+                return new.ids
         except InterruptedWrite as error:
-            written = -1
             if error.timed_out:
                 contested.leave_out()
                 await self._connection.end_abandoned_transactions()
-        if written != len(new.ids):
-            leased = await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
-        self._leased_documents.keep(new.rows(leased))
-        claims = new.claims(leased, chosen.messages, chosen.due_times)
-        return replace(chosen.empty_batch(), claims=claims)
+        return await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
 
     async def _write_turns(self, chosen: ClaimPlan) -> None:
         if (share := chosen.share) is not None:
@@ -170,9 +179,10 @@ class MongoStore(TransactionalStore):
                 await self._connection.write_once(lambda db: claim.write_turns(db, share))
 
     async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
+        # A claim that names its rows needs no queues.
+        beside = None if request.ids is not None else (NOTIFICATIONS, claim.QUEUES_AND_SERIAL)
         return await self._connection.look_now(
-            lambda db: claim.read_queues(db, request),
-            lambda tx, found: claim.plan(tx, request, self._turns, found, skipped),
+            lambda tx: claim.plan(tx, request, self._turns, skipped), beside
         )
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
@@ -201,7 +211,7 @@ class MongoStore(TransactionalStore):
             statuses = await settle.settle(tx, batch, self._leased_documents)
             return build_settle_result(batch, statuses, tx.failures)
 
-        return await self._write(settle_in)
+        return await self._connection.write(settle_in, beside=receipts.ANY_KEPT)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         return await self._write(lambda tx: receipts.apply_receipts(tx, batch))

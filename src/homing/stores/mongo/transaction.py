@@ -62,6 +62,11 @@ class SessionDatabase:
         self._session = session
         self._run = run
 
+    @property
+    def has_session(self) -> bool:
+        """True if the calls belong to a session, so that they may be in a transaction."""
+        return self._session is not None
+
     async def find(
         self,
         collection: str,
@@ -166,7 +171,7 @@ class SwallowedCancellation:
 class MongoTransaction:
     """One transaction, or one reading call: its database, its time and the sinks as of its snapshot."""
 
-    __slots__ = ("db", "failures", "now", "settling", "shard", "sinks")
+    __slots__ = ("beside", "db", "failures", "now", "settling", "shard", "sinks")
 
     def __init__(
         self,
@@ -176,7 +181,10 @@ class MongoTransaction:
         settling: bool = False,
         sinks: SinkBook = NO_SINKS,
         shard: int = 0,
+        beside: Sequence[Document] | None = None,
     ) -> None:
+        self.beside = beside
+        """What the pipeline beside the time has found. None if there was none."""
         self.db = db
         self.now = now
         self.settling = settling
