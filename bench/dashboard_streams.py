@@ -15,26 +15,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from dashboard_pages import SETTINGS, serving
 from homing import Homing
 from homing.core.access.scopes import Caller, Scope
 from homing.providers.local.scripted import ScriptedProvider
+from server_cpu import ServerCpu
 
 BAR = 1.05
 
 STREAMS = 20
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Streams:
@@ -74,34 +72,6 @@ class Streams:
             writer.close()
 
 
-async def server_cpu_s(store: str) -> float:
-    """Returns the processor time of the database server so far. That of SQLite is part of the worker's."""
-    if not store.startswith("postgresql"):
-        return 0.0
-    import asyncpg
-
-    connection = await asyncpg.connect(store)
-    backend = await connection.fetchval("SELECT pg_backend_pid()")
-    used = _family_cpu_s(int(_stat(backend)[1]))
-    await connection.close()
-    return used
-
-
-def _family_cpu_s(parent: int) -> float:
-    """Returns the processor time of a process and of its children, also of those that have ended."""
-    total = sum(map(int, _stat(parent)[11:15]))
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError):
-            if folder.name.isdigit() and int((fields := _stat(int(folder.name)))[1]) == parent:
-                total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
-
-
-def _stat(pid: int) -> list[str]:
-    """Returns the fields of a process from its state on."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-
-
 async def work(store: str, number: int) -> None:
     """Delivers this many notifications, once told to, and prints the processor time of this process."""
     provider = ScriptedProvider()
@@ -134,10 +104,11 @@ async def one_round(store: str, number: int) -> float:
     assert worker.stdout is not None
     if await worker.stdout.readline() != b"ready\n":
         raise SystemExit("the worker did not start")
-    before = await server_cpu_s(store)
+    server = await ServerCpu.of(store)
+    before = server.read_s()
     worker.stdin.write(b"go\n")
     own = float(await asyncio.wait_for(worker.stdout.readline(), 120))
-    used = await server_cpu_s(store) - before
+    used = server.read_s() - before
     await worker.wait()
     return 1e6 * (own + used) / number
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import update_wrapper
+from itertools import islice
 from queue import Empty, SimpleQueue
 from traceback import format_tb
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -303,14 +304,20 @@ class SyncTenantApi(SyncPart[_Tenant]):
         self, requests: Iterable[SendInput], *, connection: Any = None
     ) -> Iterator[SendResult | Rejection]:
         """Works like `Homing.submit_many`, in chunks of 1,000 requests."""
-        chunk: list[SendInput] = []
-        first = 0
-        for request in requests:
-            chunk.append(request)
-            if len(chunk) == _CHUNK:
-                yield from self._submit_chunk(chunk, first, connection)
-                first, chunk = first + len(chunk), []
-        yield from self._submit_chunk(chunk, first, connection)
+        left, first = iter(requests), 0
+        while True:
+            chunk: list[SendInput] = []
+            error: Exception | None = None
+            try:
+                chunk.extend(islice(left, _CHUNK))
+            except Exception as raised:  # the list has the requests before the error
+                error = raised
+            yield from self._submit_chunk(chunk, first, connection)
+            first += len(chunk)
+            if error is not None:
+                raise error
+            if len(chunk) < _CHUNK:
+                return
 
     acknowledge = _waits(TenantApi.acknowledge)
     bulk = _iterates(TenantApi.bulk)

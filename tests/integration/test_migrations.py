@@ -350,3 +350,14 @@ async def test_events_of_the_previous_release_go_to_every_registered_sink_in_pos
     await store.migrate()
     await check_old_events(store, admin.execute, "homing.outbox")
     await store.close()
+
+
+async def test_an_empty_sqlite_file_is_not_filled_unless_that_is_asked_for(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "homing.db")
+    await store.open()
+    try:
+        with pytest.raises(SchemaError, match="homing db migrate"):
+            await store.migrate(create=False)
+        assert await store.migrate() == tuple(one.name for one in SQLITE)
+    finally:
+        await store.close()

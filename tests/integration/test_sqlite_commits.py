@@ -482,3 +482,11 @@ async def test_every_connection_makes_commits_survive_a_power_cut(
     assert settings
     assert all(mode == "wal" and synchronous >= 2 for mode, synchronous in settings), settings
     await store.close()
+
+
+async def test_a_call_of_a_stopped_writer_is_refused_instead_of_waiting_forever(store: SqliteStore) -> None:
+    writer = writer_of(store)
+    await store.close()
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreError, match="is closed; open the store first"):
+            await writer.do(ThreadCall(lambda cursor: None))

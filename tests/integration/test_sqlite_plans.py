@@ -21,6 +21,9 @@ _HARMLESS = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|\(subquery-\d+\)|(j|q|lanes|json_each) VIRTUAL TABLE|new$|q$)"
 )
 
+_READS_ALL_SINKS = {"accept: last seq, repeated ids"}
+"""Statements that read all registered sinks, of which there are a few."""
+
 
 @pytest.fixture
 async def connection(tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
@@ -44,7 +47,8 @@ def plan_of(connection: sqlite3.Connection, sql: str, parameters: int | None = N
 async def test_a_hot_statement_scans_nothing(name: str, connection: sqlite3.Connection) -> None:
     plan = plan_of(connection, hot_statements()[name])
     assert plan
-    assert [line for line in plan if line.startswith("SCAN") and not _HARMLESS.match(line)] == []
+    scans = [line for line in plan if line.startswith("SCAN") and not _HARMLESS.match(line)]
+    assert scans == (["SCAN homing_sinks"] if name in _READS_ALL_SINKS else [])
 
 
 async def test_the_check_would_notice_a_scan(connection: sqlite3.Connection) -> None:

@@ -48,7 +48,8 @@ class SyncBatches(SyncBase):
     def send_many(self, requests: Iterable[SendRequest]) -> Iterator[BatchItem]:
         """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
-        for request in requests:
+        errors: list[Exception] = []
+        for request in _until_error(requests, errors):
             line = _ENCODER.encode(request)
             if not chunk.try_add(line):
                 yield from _with_offset(self._send(chunk.lines), first)
@@ -57,6 +58,8 @@ class SyncBatches(SyncBase):
                 chunk.try_add(line)
         if chunk.lines:
             yield from _with_offset(self._send(chunk.lines), first)
+        if errors:
+            raise errors[0]
 
     def _send(self, lines: Sequence[bytes]) -> BatchResult:
         body = b"\n".join(lines)
@@ -75,7 +78,8 @@ class AsyncBatches(AsyncBase):
     ) -> AsyncIterator[BatchItem]:
         """Submit any number of send requests in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
-        async for request in _each(requests):
+        errors: list[Exception] = []
+        async for request in _each(requests, errors):
             line = _ENCODER.encode(request)
             if not chunk.try_add(line):
                 for item in _with_offset(await self._send(chunk.lines), first):
@@ -86,6 +90,8 @@ class AsyncBatches(AsyncBase):
         if chunk.lines:
             for item in _with_offset(await self._send(chunk.lines), first):
                 yield item
+        if errors:
+            raise errors[0]
 
     async def _send(self, lines: Sequence[bytes]) -> BatchResult:
         body = b"\n".join(lines)
@@ -97,10 +103,27 @@ def _with_offset(result: BatchResult, first: int) -> Iterator[BatchItem]:
     return (replace(item, index=first + item.index) for item in result.results)
 
 
-async def _each(requests: Iterable[SendRequest] | AsyncIterable[SendRequest]) -> AsyncIterator[SendRequest]:
-    if isinstance(requests, AsyncIterable):
+def _until_error(requests: Iterable[SendRequest], errors: list[Exception]) -> Iterator[SendRequest]:
+    """Yields the requests, and adds an error that their iterable raises to `errors` instead of raising it.
+
+    So the requests before the error are sent before it is raised.
+    """
+    try:
+        yield from requests
+    except Exception as error:
+        errors.append(error)
+
+
+async def _each(
+    requests: Iterable[SendRequest] | AsyncIterable[SendRequest], errors: list[Exception]
+) -> AsyncIterator[SendRequest]:
+    """Works like `_until_error`, and also takes an async iterable."""
+    if not isinstance(requests, AsyncIterable):
+        for request in _until_error(requests, errors):
+            yield request
+        return
+    try:
         async for request in requests:
             yield request
-    else:
-        for request in requests:
-            yield request
+    except Exception as error:
+        errors.append(error)

@@ -26,6 +26,8 @@ def uuids7(now_ms: int, bits: int, number: int) -> list[str]:
     `bits` has `BITS_EACH` random bits per id.
     """
     head, text = _head(now_ms), f"{bits:0{_DIGITS_EACH * number}x}"
+    if number == 1:  # hot path: twice for each single request
+        return [f"{head}{text[:3]}-{_VARIANTS[text[3]]}{text[4:7]}-{text[7:19]}"]
     made = [
         f"{head}{text[i : i + 3]}-{_VARIANTS[text[i + 3]]}{text[i + 4 : i + 7]}-{text[i + 7 : i + 19]}"
         for i in range(0, _DIGITS_EACH * number, _DIGITS_EACH)

@@ -451,7 +451,9 @@ def check_recipient(recipient: Recipient) -> None:
         raise NotPlain
     values = _values_of(recipient)
     usual = True
-    for value in [one for one in values if one is not None]:
+    for value in values:
+        if value is None:
+            continue
         if type(value) is not str:
             raise NotPlain
         if not (len(value) <= _MAX_LENGTH and value.isascii() and value.isprintable()):

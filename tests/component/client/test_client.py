@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -67,6 +67,28 @@ def test_any_number_is_sent_with_results_in_order(service: RunningService) -> No
         assert (refused.index, refused.field, refused.code) == (777, "channel", "INVALID_REQUEST")
         assert client.get_queue_counts()["pending"] == 1_233
         assert client.send_batch([MAIL, wrong]).rejected == 1
+
+
+async def test_requests_before_an_error_of_their_source_are_sent(service: RunningService) -> None:
+    def source() -> Iterator[SendRequest]:
+        yield from [MAIL] * 3
+        raise OSError("the file ends here")
+
+    async def later() -> AsyncIterator[SendRequest]:
+        for one in source():
+            yield one
+
+    with Client(service.url, "default") as client:
+        results = client.send_many(source())
+        assert [next(results).status for _ in range(3)] == ["queued"] * 3
+        with pytest.raises(OSError, match="ends here"):
+            next(results)
+    async with AsyncClient(service.url, "default") as later_client:
+        for requests in (source(), later()):
+            stream = later_client.send_many(requests)
+            assert [(await anext(stream)).status for _ in range(3)] == ["queued"] * 3
+            with pytest.raises(OSError, match="ends here"):
+                await anext(stream)
 
 
 def test_errors_are_those_of_the_engine_with_the_service_s_text(service: RunningService) -> None:

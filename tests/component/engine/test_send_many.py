@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -59,6 +60,26 @@ async def test_an_async_source_is_read_at_most_two_chunks_ahead(harness: EngineH
     assert farthest < 4000
 
 
+async def test_a_request_is_released_once_it_is_prepared(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    kept: WeakSet[Request] = WeakSet()
+    most = 0
+
+    class Request(dict[str, Any]):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def source() -> Iterator[dict[str, Any]]:
+        nonlocal most
+        for n in range(2000):
+            request = Request(letter(n))
+            kept.add(request)
+            most = max(most, len(kept))
+            yield request
+
+    assert len([answer async for answer in engine.send_many(source())]) == 2000
+    assert most <= 300  # that of the whole chunk would be 2000
+
+
 async def test_a_caller_that_stops_iterating_stops_the_stream(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider()}, working=False)
     read = 0
@@ -91,6 +112,40 @@ async def test_requests_before_an_error_of_the_source_get_their_results(harness:
     with pytest.raises(OSError, match="ends here"):
         await anext(stream)
     assert await stored(harness) == 2000
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_requests_before_an_error_in_the_same_chunk_are_accepted_too(
+    harness: EngineHarness, kind: str
+) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+
+    def source() -> Iterator[dict[str, Any]]:
+        yield from (letter(n) for n in range(2003))
+        raise OSError("the file ends here")
+
+    async def async_source() -> AsyncIterator[dict[str, Any]]:
+        for one in source():
+            yield one
+
+    stream = engine.send_many(source() if kind == "plain" else async_source())
+    answers = [await anext(stream) for _ in range(2003)]
+    with pytest.raises(OSError, match="ends here"):
+        await anext(stream)
+    assert {type(answer) for answer in answers} == {SendResult}
+    assert await stored(harness) == 2003
+
+
+async def test_a_mapping_that_cannot_be_read_is_one_rejection(harness: EngineHarness) -> None:
+    class Lazy(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("the session is closed")
+
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    answers = [a async for a in engine.send_many([letter(0), Lazy(letter(1)), letter(2)])]
+    assert [isinstance(answer, SendResult) for answer in answers] == [True, False, True]
+    assert isinstance(answers[1], Rejection)
+    assert (answers[1].index, answers[1].code) == (1, "INVALID_REQUEST")
 
 
 async def test_a_rejection_is_at_its_index_and_the_others_are_accepted(harness: EngineHarness) -> None:

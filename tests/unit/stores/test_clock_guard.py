@@ -95,6 +95,16 @@ def test_a_step_that_only_another_process_saw_begins_the_ten_minutes_again() -> 
     assert run(one, 2 * DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + 2 * DAY
 
 
+def test_a_step_that_another_process_saw_undone_for_a_moment_begins_the_ten_minutes_again() -> None:
+    one, other = started(2)
+    run(one, DAY, 1_000, 400_000)
+    other.transaction(START + 399_000 + DAY, 399_000)
+    assert other.transaction(START + 400_500, 400_500).now == START + 400_500
+    assert Process.stored is None
+    assert run(one, DAY, 401_000, 1_000_000).now == START + 1_000_000
+    assert run(one, DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + DAY
+
+
 def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_recorded_a_step() -> None:
     [process] = started()
     run(process, DAY, 1_000, 10_000)
@@ -128,6 +138,18 @@ def test_a_step_whose_record_was_rolled_back_is_recorded_by_the_next_transaction
     Process.stored = None
     assert process.transaction(START + 2_000 + DAY, 2_000).now == START + 2_000
     assert Process.stored is not None
+
+
+def test_a_second_step_is_not_believed_if_its_record_was_rolled_back_and_that_of_the_first_remains() -> None:
+    """Corrected by the first step, the clock looks as if the record had been renewed a while ago."""
+    [process] = started()
+    run(process, 45_000, 1_000, 21_000)
+    first = Process.stored
+    assert process.transaction(START + 22_000 + 90_000, 22_000).now == START + 22_000
+    Process.stored = first
+    assert process.transaction(START + 23_000 + 90_000, 23_000).now == START + 23_000
+    assert Process.stored is not None
+    assert (Process.stored.correction_ms, Process.stored.suspected_at) == (-90_000, START + 23_000)
 
 
 def test_a_reading_transaction_gets_the_corrected_time_and_leaves_the_record_to_a_writing_one() -> None:

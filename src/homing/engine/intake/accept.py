@@ -189,19 +189,21 @@ class SendOperations:
         began_ms = self._clock.monotonic_ms()
         limit = self._limit(connection)
         try:
-            prepare = partial(
-                self._intake.prepare,
-                self.tenant,
-                request,
-                asked=asked,
-                earlier=earlier,
-                connection=connection,
-            )
             if self._intake.is_synchronous(request):
+                prepare = partial(
+                    self._intake.prepare,
+                    self.tenant,
+                    request,
+                    asked=asked,
+                    earlier=earlier,
+                    connection=connection,
+                )
                 prepared = await _within_deadline(prepare)
             else:
                 with limit:
-                    prepared = await prepare()
+                    prepared = await self._intake.prepare(
+                        self.tenant, request, asked=asked, earlier=earlier, connection=connection
+                    )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -271,17 +273,11 @@ class SendOperations:
         Synchronous requests are rejected. If the caller stops iterating, up to two chunks may be accepted
         without their results having been yielded.
         """
-        first, pieces = 0, chunks(requests, _SEND_CHUNK)
+        first, pieces = 0, chunks(requests, _YIELD_EVERY)
         writing: deque[asyncio.Task[list[SendResult | Rejection]]] = deque()
         try:
             while True:
-                read_error: Exception | None = None
-                prepared: list[PreparedRequest | Rejection] = []
-                try:
-                    chunk = await anext(pieces, None)
-                    prepared = await self._prepare_chunk(chunk or (), first, connection)
-                except Exception as error:  # raised below, after the results of earlier requests
-                    read_error = error
+                prepared, read_error = await self._prepare_chunk(pieces, first, connection)
                 if prepared:
                     before = writing[-1] if writing else None
                     written = self._accept_chunk(prepared, connection, first, before)
@@ -289,14 +285,15 @@ class SendOperations:
                     first += len(prepared)
                 # While the store writes one chunk, yield the results of the last one and prepare the next.
                 # Not with the caller's connection, because the requests may be read from that connection.
-                while len(writing) > (1 if prepared and connection is None else 0):
+                goes_on = prepared and read_error is None
+                while len(writing) > (1 if goes_on and connection is None else 0):
                     answers = await writing[0]
                     writing.popleft()
                     for number, answer in enumerate(answers, 1):
                         if not number % _YIELD_EVERY:
                             await asyncio.sleep(0)  # lets the store continue
                         yield answer
-                if read_error is not None:
+                if read_error is not None:  # earlier requests have their results by now
                     raise read_error
                 if not prepared:
                     return
@@ -306,17 +303,29 @@ class SendOperations:
             await asyncio.gather(*writing, return_exceptions=True)
 
     async def _prepare_chunk(
-        self, chunk: Sequence[SendInput], first: int, connection: Any
-    ) -> list[PreparedRequest | Rejection]:
-        """Prepares a chunk in small steps. Each has a limit of its own, because it may ask the directory for
-        each request: a whole chunk may take long although every answer comes soon.
+        self, pieces: AsyncIterator[Sequence[SendInput]], first: int, connection: Any
+    ) -> tuple[list[PreparedRequest | Rejection], Exception | None]:
+        """Reads and prepares a chunk piece by piece.
+
+        Returns the chunk, which is empty if there are no more requests, and the error that ended it early.
+
+        Each piece has a limit of its own, because it may ask the directory for each request: a whole chunk
+        may take long although every answer comes soon. A request is released once it is prepared: if all
+        requests of a chunk were kept, the garbage collector would examine their data again and again.
         """
         prepared: list[PreparedRequest | Rejection] = []
-        for start in range(0, len(chunk), _YIELD_EVERY):
+        while len(prepared) < _SEND_CHUNK:
             await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
-            asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
-            found = await self._prepare_isolated(asked, connection, self._limit(connection))
-            for index, one in enumerate(found, first + start):
+            try:
+                piece = await anext(pieces, None)
+                if piece is None:
+                    break
+                asked = [_read(one) for one in piece]
+                del piece
+                found = await self._prepare_isolated(asked, connection, self._limit(connection))
+            except Exception as error:  # the caller's iterable may raise anything, or the store may be away
+                return prepared, error
+            for index, one in enumerate(found, first + len(prepared)):
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
                     continue
@@ -326,7 +335,7 @@ class SendOperations:
                         continue
                     one = InvalidRequest("synchronous", "is not possible in a batch; use send")
                 prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
-        return prepared
+        return prepared, None
 
     async def _prepare_isolated(
         self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
@@ -341,8 +350,7 @@ class SendOperations:
             if len(asked) == 1 and isinstance(error, StoreRejected):
                 return [error]
             if len(asked) == 1:
-                log.exception("a request of a batch cannot be prepared and is rejected")
-                return [InvalidRequest("request", f"could not be processed ({type(error).__name__})")]
+                return [_unexpected(error)]
         return [one for each in asked for one in await self._prepare_isolated([each], connection, limit)]
 
     async def _accept_chunk(
@@ -497,20 +505,36 @@ def raise_conflict(prepared: PreparedRequest, answer: Acceptance) -> None:
 
 
 async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIterator[Sequence[_T]]:
-    """Yields the items of an ordinary or async iterable in lists of at most `size`."""
-    if not isinstance(items, AsyncIterable):
+    """Yields the items of an ordinary or async iterable in lists of at most `size`.
+
+    If the iterable raises, the items before the error are yielded first.
+    """
+    chunk: list[_T] = []
+    error: Exception | None = None
+    if isinstance(items, AsyncIterable):
+        try:
+            async for item in items:
+                chunk.append(item)
+                if len(chunk) == size:
+                    yield chunk
+                    chunk = []
+        except Exception as raised:  # the caller's code may raise anything
+            error = raised
+        if chunk:
+            yield chunk
+    else:
         left = iter(items)
-        while chunk := list(islice(left, size)):
-            yield chunk
-        return
-    chunk = []
-    async for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
+        while error is None:
             chunk = []
-    if chunk:
-        yield chunk
+            try:
+                chunk.extend(islice(left, size))
+            except Exception as raised:  # the list has the items before the error
+                error = raised
+            if not chunk:
+                break
+            yield chunk
+    if error is not None:
+        raise error
 
 
 def _store_rejection(index: int, error: StoreRejected) -> Rejection:
@@ -539,3 +563,11 @@ def _read(asked: SendInput) -> SendRequest | InvalidRequest:
         return read_request(asked)
     except InvalidRequest as error:
         return error
+    except Exception as error:  # a mapping of the caller's own may raise anything
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> InvalidRequest:
+    """Logs the exception that is being handled, and returns the error of the request that caused it."""
+    log.exception("a request of a batch cannot be prepared and is rejected")
+    return InvalidRequest("request", f"could not be processed ({type(error).__name__})")

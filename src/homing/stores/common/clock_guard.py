@@ -178,6 +178,9 @@ class ClockGuard:
         self, measured: OffsetBounds, clock_now: int, answered_ms: int, stored: ClockStep | None
     ) -> tuple[ResolvedTime, ClockStep | None]:
         own, expected = self._step, self._expect(measured, answered_ms)
+        if expected is None and self._is_unrecorded(stored, clock_now, answered_ms):
+            assert own is not None, "checked by _is_unrecorded"
+            expected = own.corrected(clock_now)
         if stored is not None and stored.is_current(clock_now):
             now = stored.corrected(clock_now)
             if expected is None or abs(now - expected) <= MAX_BELIEVED_STEP_MS:
@@ -189,14 +192,25 @@ class ClockGuard:
             step = ClockStep(correction_ms=expected - clock_now, suspected_at=expected, renewed_at=expected)
             return ResolvedTime(StoreTime(expected), step), _unconfirmed(step)
         if own is not None and self._is_fresh(answered_ms) and own.is_current(clock_now):
-            # The transaction that wrote it has failed, or another process saw the clock set twice since.
+            # The transaction that wrote it has failed, or another process saw the clock set twice since. That
+            # process has replaced the record, or removed it because the clock showed the old time meanwhile.
             step = own.renewed(clock_now)
-            if stored is not None and own.suspected_at < stored.suspected_at <= step.renewed_at:
+            if stored is None or own.suspected_at < stored.suspected_at <= step.renewed_at:
                 step = replace(step, suspected_at=step.renewed_at)
             return ResolvedTime(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
         if stored is not None and stored.is_settling(clock_now):
             return ResolvedTime(StoreTime(clock_now, settling=True)), stored
         return ResolvedTime(StoreTime(clock_now)), None
+
+    def _is_unrecorded(self, stored: ClockStep | None, clock_now: int, answered_ms: int) -> bool:
+        """Returns True if the stored record is older than the step that this process knows of.
+
+        The transaction that wrote the step has failed, and the record of an earlier step is still there.
+        """
+        own = self._step
+        if own is None or stored is None or own.suspected_at <= stored.suspected_at:
+            return False
+        return self._is_fresh(answered_ms) and own.is_current(clock_now)
 
     def _agrees(self, clock_now: int, asked_ms: int, answered_ms: int) -> bool:
         """Returns True if the clock shows what is expected and no step is known.

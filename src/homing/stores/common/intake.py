@@ -58,11 +58,10 @@ class SubmissionIntake(ABC):
             request = StoredRequest(submission.fingerprint, submission.batch_id, tuple(ids))
             self.requests[key] = request
             self.add_request(key, request)
+        if not duplicates and not claims:
+            return Acceptance(submission.batch_id, tuple(ids))  # the usual case shares one empty set
         return Acceptance(
-            batch_id=submission.batch_id,
-            ids=tuple(ids),
-            duplicates=frozenset(duplicates),
-            claims=tuple(claims),
+            submission.batch_id, tuple(ids), duplicates=frozenset(duplicates), claims=tuple(claims)
         )
 
     @abstractmethod

@@ -203,7 +203,7 @@ _MAX_DISPLAY = 30
 
 
 def compile_values(
-    expressions: Iterable[str], *, parameters: str = "row", names: Mapping[str, Any] | None = None
+    expressions: Iterable[str], *, parameters: str = "row", names: Mapping[str, Any]
 ) -> Callable[..., tuple[Any, ...]]:
     """Compiles a function that returns a tuple of the values of these Python expressions.
 
@@ -214,5 +214,5 @@ def compile_values(
     parts = (values[start : start + _MAX_DISPLAY] for start in range(0, len(values), _MAX_DISPLAY))
     tuples = " + ".join(f"({', '.join(part)},)" for part in parts)
     source = f"lambda {parameters}: {tuples}"
-    compiled: Callable[..., tuple[Any, ...]] = eval(source, dict(names or {}))  # noqa: S307, from this package only
+    compiled: Callable[..., tuple[Any, ...]] = eval(source, dict(names))  # noqa: S307, from this package only
     return compiled

@@ -49,7 +49,7 @@ def amend(
 def _apply(tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Command) -> None:
     """Applies the command to these rows and writes them."""
     recorder = SqliteChangeRecorder(tx)
-    new: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
+    new: dict[tuple[Column, ...], list[Column]] = {}
     copies: list[tuple[int, int]] = []
     last: int = tx.one("SELECT coalesce(max(seq), 0) FROM homing_notifications")
     for seq, row in possible:
@@ -61,7 +61,7 @@ def _apply(tx: SqliteTransaction, possible: Sequence[SeqAndRow], command: Comman
             last += 1
             fresh = resent_row(row, command, tx.now)
             recorder.record(last, fresh)
-            new.append(((last, *own_columns(fresh.row)), shared_columns(fresh.row)))
+            new.setdefault(shared_columns(fresh.row), []).extend((last, *own_columns(fresh.row)))
             copies.append((last, seq))
     UPDATE_MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)

@@ -5,8 +5,10 @@ The records of one call are collected and written together, in the transaction t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from msgspec.json import decode
 
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, Event
 from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut
@@ -38,11 +40,11 @@ from homing.stores.common.codec import (
     attempt_shared_values,
     cause_columns,
     decode_attempts,
-    decode_messages,
     encode,
     to_column,
 )
 from homing.stores.common.sinks import SINK_EVENT_FIELDS, sink_event_rows
+from homing.stores.sqlite.rows import messages_in
 from homing.stores.sqlite.statements import JsonInsert, MultiRowStatement, SqliteTransaction, build_insert
 
 QueueKey = tuple[str, str, str]
@@ -57,53 +59,110 @@ _UPSERT_TALLIES = build_insert(
 )
 
 
-class _Addition:
-    """Adds to the sums of a table, by key. A statement names only the sums that change, which are few."""
+_UPSERT_GOALS = build_insert(
+    "homing_goals",
+    (*GOAL_KEY, *GOAL_SUMS),
+    f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in GOAL_SUMS)}",
+)
 
-    def __init__(self, table: str, key: Sequence[str], sums: Sequence[str]) -> None:
-        self._table = table
-        self._key = key
-        self._sums = sums
-        self._statements: dict[frozenset[str], tuple[tuple[str, ...], MultiRowStatement] | None] = {}
-        """Names of the numbers that are not 0 → the sums among them, and the statement that adds to these."""
 
-    def run(
-        self, tx: SqliteTransaction, at: int, totals: Mapping[tuple[str, ...], Mapping[str, int]]
-    ) -> None:
-        """Adds the numbers to the sums of each key, at this time. A number may be missing if it is 0.
+class _RollUps:
+    """Adds to the sums of an hour and of a minute, which are in the same row of `homing_roll_ups`.
+
+    The row has the sums of the newest minute only. The first change in another minute moves them to
+    `homing_minute_roll_ups`.
+    """
+
+    def __init__(self) -> None:
+        self._statements: dict[frozenset[str], tuple[tuple[str, ...], MultiRowStatement]] = {}
+        """Names of the numbers that are not 0 → those of the minute, and the statement that adds to them."""
+
+    def run(self, tx: SqliteTransaction, totals: Mapping[tuple[str, str, str], Mapping[str, int]]) -> None:
+        """Adds the numbers to the sums of each (tenant, channel, provider). A 0 may be missing.
 
         Hot path: called for each transaction that changes rows.
         """
-        if not totals:
-            return
         given = frozenset([name for total in totals.values() for name in total if total[name]])
-        try:
-            found = self._statements[given]
-        except KeyError:
-            found = self._statements[given] = self._build(given)
-        if found is None:
+        if not given:
             return
-        names, statement = found
+        try:
+            names, statement = self._statements[given]
+        except KeyError:
+            names, statement = self._statements[given] = self._build(given)
+        hour_at, minute_at = tx.now - tx.now % HOUR_MS, tx.now - tx.now % MINUTE_MS
         rows: list[tuple[Column, ...]] = [
-            (at, *key, *[total.get(name, 0) for name in names]) for key, total in totals.items()
+            (hour_at, *key, minute_at, *[total.get(name, 0) for name in names])
+            for key, total in totals.items()
         ]
-        statement.run(tx, rows)
+        if statement.run(tx, rows) == len(rows):
+            return
+        # Rows with the sums of another minute are unchanged, and those that were changed have this minute.
+        stale = tx.one(_STALE_MINUTES, hour_at, minute_at, encode(list(totals)))
+        _MINUTES.run(tx, hour_at, minute_at, stale)
+        tx.run(_BEGIN_MINUTES, hour_at, minute_at, stale)
+        left = {tuple(key) for key in decode(stale)}
+        statement.run(tx, [row for key, row in zip(totals, rows, strict=True) if key in left])
 
-    def _build(self, given: frozenset[str]) -> tuple[tuple[str, ...], MultiRowStatement] | None:
-        """Returns the sums with these names and the statement that adds to them. None if there are none."""
-        names = tuple(name for name in self._sums if name in given)
-        if not names:
-            return None
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
-        tail = f" ON CONFLICT DO UPDATE SET {added}"
-        return names, build_insert(self._table, (*self._key, *names), tail)
+    def _build(self, given: frozenset[str]) -> tuple[tuple[str, ...], MultiRowStatement]:
+        """Returns the names of the numbers in a row of the statement, and the statement."""
+        hours = tuple(name for name in SUMS if name in given)
+        minutes = tuple(name for name in MINUTE_SUMS if name in given)
+        columns = (*hours, *map(of_minute, minutes))
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in columns)
+        tail = f" ON CONFLICT DO UPDATE SET {added} WHERE minute_at = excluded.minute_at"
+        statement = build_insert("homing_roll_ups", (*ROLL_UP_KEY, "minute_at", *columns), tail)
+        return (*hours, *minutes), statement
 
 
-_HOURS = _Addition("homing_roll_ups", ROLL_UP_KEY, SUMS)
+def of_minute(name: str) -> str:
+    """Returns the column of `homing_roll_ups` that has this sum for the newest minute alone."""
+    return f"minute_{name}"
 
-_MINUTES = _Addition("homing_minute_roll_ups", MINUTE_KEY, MINUTE_SUMS)
 
-_GOALS = _Addition("homing_goals", GOAL_KEY, GOAL_SUMS)
+_ROLL_UPS = _RollUps()
+
+_NEWEST_MINUTES = """homing_roll_ups AS r
+  ON r.hour_at = ?1 AND r.tenant = json_extract(k.value, '$[0]')
+  AND r.channel = json_extract(k.value, '$[1]') AND r.provider = json_extract(k.value, '$[2]')
+  AND r.minute_at <> ?2"""
+
+_STALE_MINUTES = f"""
+SELECT json_group_array(json_array(r.tenant, r.channel, r.provider))
+FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES}
+"""  # noqa: S608
+
+_KEEP_MINUTES = f"""
+INSERT INTO homing_minute_roll_ups ({", ".join((*MINUTE_KEY, *MINUTE_SUMS))})
+SELECT {", ".join(f"r.{name}" for name in (*MINUTE_KEY, *map(of_minute, MINUTE_SUMS)))}
+FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES} WHERE r.minute_at > 0
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_SUMS)}
+"""  # noqa: S608
+"""A minute is there already if the clock was set back, or if the previous release has counted in it."""
+
+
+class _FinishedMinutes:
+    """Moves the sums of finished minutes to a row of their own."""
+
+    def run(self, tx: SqliteTransaction, hour_at: int, minute_at: int, stale: str) -> None:
+        """Copies the sums of the rows with the `stale` keys, as JSON, whose minute is not `minute_at`."""
+        tx.run(_KEEP_MINUTES, hour_at, minute_at, stale)
+
+
+_MINUTES = _FinishedMinutes()
+
+_BEGIN_MINUTES = f"""
+UPDATE homing_roll_ups SET minute_at = ?2, {", ".join(f"{of_minute(name)} = 0" for name in MINUTE_SUMS)}
+FROM json_each(?3) AS k
+WHERE hour_at = ?1 AND tenant = json_extract(k.value, '$[0]')
+  AND channel = json_extract(k.value, '$[1]') AND provider = json_extract(k.value, '$[2]')
+"""  # noqa: S608
+
+ALL_MINUTES = f"""(
+  SELECT {", ".join((*MINUTE_KEY, *MINUTE_SUMS))} FROM homing_minute_roll_ups WHERE minute_at > {{after}}
+  UNION ALL
+  SELECT {", ".join((*MINUTE_KEY, *map(of_minute, MINUTE_SUMS)))} FROM homing_roll_ups
+  WHERE hour_at > {{after}} - {HOUR_MS} AND minute_at > {{after}})"""  # noqa: S608
+"""SQL for the sums of all minutes after a time. The same minute may occur more than once."""
 
 _INSERT_ATTEMPTS = JsonInsert(
     "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
@@ -231,9 +290,7 @@ class SqliteChangeRecorder:
         _UPSERT_TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
 
     def _write_sums(self) -> None:
-        now = self._tx.now
-        hour_at, minute_at = now - now % HOUR_MS, now - now % MINUTE_MS
-        totals: dict[tuple[str, ...], dict[str, int]] = {}
+        totals: dict[tuple[str, str, str], dict[str, int]] = {}
         goals: dict[tuple[str, ...], dict[str, int]] = {}
         for (tenant, channel, provider, *_), kind in self._counts.kinds.items():
             if not kind.sums:
@@ -241,16 +298,21 @@ class SqliteChangeRecorder:
             total = totals.setdefault((tenant, channel.value, provider), {})
             for name, number in kind.sums.items():
                 total[name] = total.get(name, 0) + number * kind.number
-            total["attempt_ms"] = total.get("attempt_ms", 0) + kind.attempt_ms
+            if kind.attempt_ms:
+                total["attempt_ms"] = total.get("attempt_ms", 0) + kind.attempt_ms
             if kind.goal is not None:
                 mode, met, bucket = kind.goal
                 late = LATENESS_SUMS[bucket]
                 total[late] = total.get(late, 0) + kind.number
                 goal, result = goals.setdefault((tenant, mode), {}), "met" if met else "missed"
                 goal[result] = goal.get(result, 0) + kind.number
-        _HOURS.run(self._tx, hour_at, totals)
-        _MINUTES.run(self._tx, minute_at, totals)
-        _GOALS.run(self._tx, hour_at, goals)
+        _ROLL_UPS.run(self._tx, totals)
+        if goals:
+            hour_at = self._tx.now - self._tx.now % HOUR_MS
+            numbers: list[tuple[Column, ...]] = [
+                (hour_at, *key, *[goal.get(name, 0) for name in GOAL_SUMS]) for key, goal in goals.items()
+            ]
+            _UPSERT_GOALS.run(self._tx, numbers)
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
@@ -288,7 +350,7 @@ def attempts_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, list[
 def messages_of(tx: SqliteTransaction, seqs: Collection[int]) -> dict[int, Message]:
     """Returns the messages of these rows, by seq."""
     wanted = list(seqs)
-    messages = decode_messages(tx.one(_MESSAGES_OF, encode(wanted)))
+    messages = messages_in(tx, wanted, tx.one(_MESSAGES_OF, encode(wanted)))
     return dict(zip(wanted, messages, strict=True))
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from homing.core.errors import SchemaError, StoreUnavailable
+from homing.stores.common.change_effects import MINUTE_KEY, MINUTE_SUMS
 from homing.stores.common.codec import decode_rows
 from homing.stores.common.copy import COPY_PARTS, NOTIFICATIONS, CopyPart, Key, Record
+from homing.stores.sqlite.change_recorder import ALL_MINUTES
 from homing.stores.sqlite.connection import connect, translate_error
 from homing.stores.sqlite.migrations import MIGRATIONS, read_schema_version
 from homing.stores.sqlite.statements import json_row
@@ -66,7 +68,7 @@ class SqliteCopySource:
 
     async def counts(self) -> Mapping[str, int]:
         return {
-            part.name: (await self._all(f"SELECT count(*) FROM homing_{part.name}"))[0][0]  # noqa: S608
+            part.name: (await self._all(f"SELECT count(*) FROM {_source(part)}"))[0][0]  # noqa: S608
             for part in COPY_PARTS
         }
 
@@ -76,7 +78,7 @@ class SqliteCopySource:
             return [(*decode_rows(row)[0], message) for row, message in found]
         key = ", ".join(part.key)
         beyond = f"WHERE ({key}) > ({', '.join('?' * len(part.key))})" if after else ""
-        sql = f"SELECT {', '.join(part.fields)} FROM homing_{part.name} {beyond} ORDER BY {key} LIMIT ?"  # noqa: S608
+        sql = f"SELECT {', '.join(part.fields)} FROM {_source(part)} {beyond} ORDER BY {key} LIMIT ?"  # noqa: S608
         return await self._all(sql, *(after or ()), limit)
 
     def _open(self) -> None:
@@ -101,3 +103,13 @@ class SqliteCopySource:
             return await asyncio.to_thread(action)
         except sqlite3.Error as error:
             raise translate_error(error, self._path) from error
+
+
+_MINUTES = f"""(
+SELECT {", ".join((*MINUTE_KEY, *(f"sum({name}) AS {name}" for name in MINUTE_SUMS)))}
+FROM {ALL_MINUTES.format(after="0")} GROUP BY {", ".join(MINUTE_KEY)})"""  # noqa: S608
+
+
+def _source(part: CopyPart) -> str:
+    """Returns SQL for the records of a part."""
+    return _MINUTES if part.name == "minute_roll_ups" else f"homing_{part.name}"

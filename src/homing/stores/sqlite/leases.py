@@ -14,7 +14,6 @@ from homing.core.routing.fair_share import DueRow
 from homing.stores.common.clock_guard import reclaim_bounds
 from homing.stores.common.codec import (
     Column,
-    decode_messages,
     decode_rows_without_seq,
     encode,
 )
@@ -22,7 +21,7 @@ from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, queue_of
 from homing.stores.sqlite.columns import LEASED_FIELDS, leased_columns
-from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.rows import messages_in, rows_by_id
 from homing.stores.sqlite.statements import (
     NotificationUpdate,
     SqliteTransaction,
@@ -141,4 +140,4 @@ def extend_leases(tx: SqliteTransaction, leases: Sequence[Lease], lease_ms: int)
 
 def _read(tx: SqliteTransaction, sql: str, seqs: Sequence[int]) -> tuple[list[SeqAndRow], list[Message]]:
     rows, messages = tx.cursor.execute(sql, (encode(seqs),)).fetchone()
-    return list(zip(seqs, decode_rows_without_seq(rows), strict=True)), decode_messages(messages)
+    return list(zip(seqs, decode_rows_without_seq(rows), strict=True)), messages_in(tx, seqs, messages)

@@ -26,7 +26,7 @@ from homing.core.statistics import (
     Unacknowledged,
     WaitingGroups,
 )
-from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, SUMS
+from homing.stores.common.change_effects import HOUR_MS, MINUTE_SUMS, MINUTES_KEPT_MS, SUMS
 from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
     CAUSE_FIELDS,
@@ -35,7 +35,6 @@ from homing.stores.common.codec import (
     StoredRow,
     count_fitting,
     decode_causes,
-    decode_messages,
     decode_rows,
     encode,
     round_up_to_ms,
@@ -52,9 +51,9 @@ from homing.stores.common.searches import (
     recipient_parts,
 )
 from homing.stores.common.waiting_groups import WaitingRow, build_waiting_groups, merge_steps
-from homing.stores.sqlite.change_recorder import attempts_of, messages_of
+from homing.stores.sqlite.change_recorder import ALL_MINUTES, attempts_of, messages_of
 from homing.stores.sqlite.metadata_indexes import SqliteMetadataIndex, find_metadata_index
-from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.rows import messages_in, rows_by_id
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
 
 _EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
@@ -346,8 +345,8 @@ _MINUTES = f"""
 SELECT json_group_array(json_array(step_at, tenant, channel, provider, {", ".join(MINUTE_SUMS)})) FROM (
   SELECT minute_at - minute_at % ?3 AS step_at, tenant, channel, provider,
     {", ".join(f"sum({name}) AS {name}" for name in MINUTE_SUMS)}
-  FROM homing_minute_roll_ups
-  WHERE minute_at > ?1 AND (?2 IS NULL OR tenant = ?2)
+  FROM {ALL_MINUTES.format(after="?1")}
+  WHERE ?2 IS NULL OR tenant = ?2
   GROUP BY step_at, tenant, channel, provider
   ORDER BY step_at, tenant, channel, provider)
 """  # noqa: S608
@@ -565,7 +564,8 @@ def minute_roll_ups(
     tx: SqliteTransaction, tenant: str | None, since_ms: int, step_ms: int
 ) -> tuple[MinuteRollUp, ...]:
     """Returns the sums of the steps that overlap the last `since_ms` milliseconds, the oldest first."""
-    found = _decode_minutes(tx.one(_MINUTES, first_minute(tx.now, since_ms, step_ms), tenant, step_ms))
+    after = max(first_minute(tx.now, since_ms, step_ms), tx.now - MINUTES_KEPT_MS)
+    found = _decode_minutes(tx.one(_MINUTES, after, tenant, step_ms))
     return tuple(build_minute_roll_up(*columns) for columns in found)
 
 
@@ -629,6 +629,6 @@ def _page(tx: SqliteTransaction, chosen: str, *parameters: Any, limit: int) -> P
     found: list[tuple[int, StoredRow]] = decode_rows(rows)
     items = tuple(
         views.notification(row, message)
-        for (_, row), message in zip(found, decode_messages(messages), strict=True)
+        for (_, row), message in zip(found, messages_in(tx, kept, messages), strict=True)
     )
     return Page(items=items, cursor=items[-1].id if items and len(items) < len(sizes) else None)

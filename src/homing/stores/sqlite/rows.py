@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from homing.stores.common.codec import StoredRow, decode_rows, encode
+from msgspec import DecodeError
+
+from homing.core.notifications import Message
+from homing.stores.common.codec import StoredRow, decode_message, decode_messages, decode_rows, encode
 from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.common.row_columns import LAST_SETTLED
 from homing.stores.sqlite.statements import SqliteTransaction, json_row
@@ -21,6 +24,25 @@ _BY_SEQ = f"""
 SELECT json_group_array({json_row("n")})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
 """  # noqa: S608
+
+_EACH_MESSAGE = """
+SELECT m.message
+FROM json_each(?1) AS j CROSS JOIN homing_messages AS m ON m.seq = j.value
+"""
+
+
+def messages_in(tx: SqliteTransaction, seqs: Sequence[int], joined: str) -> list[Message]:
+    """Decodes the messages of these rows, which were read as one JSON array.
+
+    One that is not valid JSON makes the array invalid or too long. They are then read again one by one.
+    """
+    try:
+        found = decode_messages(joined)
+    except DecodeError:
+        found = []
+    if len(found) == len(seqs):
+        return found
+    return [decode_message(text) for (text,) in tx.cursor.execute(_EACH_MESSAGE, (encode(seqs),))]
 
 
 def rows_by_id(tx: SqliteTransaction, ids: Collection[str]) -> dict[str, SeqAndRow]:

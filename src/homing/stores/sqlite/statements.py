@@ -28,7 +28,8 @@ _MIN_INSERT_GROUP_ROWS = 32
 _MIN_UPDATE_GROUP_ROWS = 8
 """If groups have at least this many rows on average, one UPDATE per group is faster than ungrouped ones."""
 
-_SINKS = "SELECT group_concat(events || ' ' || name, char(10)) FROM homing_sinks"
+SINKS = "SELECT group_concat(events || ' ' || name, char(10)) FROM homing_sinks"
+"""The registered sinks, as `read_sink_book` expects them."""
 
 _NUL = "\\u0000"
 
@@ -51,8 +52,12 @@ class SqliteTransaction:
     def sinks(self) -> SinkBook:
         """The registered sinks. They are read once, within this transaction."""
         if self._sinks is None:
-            self._sinks = read_sink_book(self.one(_SINKS))
+            self._sinks = read_sink_book(self.one(SINKS))
         return self._sinks
+
+    def know_sinks(self, text: str | None) -> None:
+        """Sets the registered sinks to the result of `SINKS`, which another statement has read."""
+        self._sinks = read_sink_book(text)
 
     @property
     def subscribed(self) -> Collection[str]:
@@ -74,6 +79,7 @@ class MultiRowStatement:
 
     def __init__(self, head: str, width: int, tail: str = "") -> None:
         values = "(" + ",".join("?" * width) + ")"
+        self._width = width
         self._texts = [(size, head + ",".join([values] * size) + tail) for size in _ROWS_PER_STATEMENT]
 
     @property
@@ -99,6 +105,24 @@ class MultiRowStatement:
                 left -= size
         return changed
 
+    def run_flat(
+        self, tx: SqliteTransaction, values: Sequence[Column], first: tuple[Column, ...] = ()
+    ) -> None:
+        """Works like `run`, but `values` holds the values of all rows, one after the other.
+
+        Suits large batches: a tuple per row would make the garbage collector run more often.
+        """
+        start, left = 0, len(values) // self._width
+        if left == 1:
+            tx.cursor.execute(self._texts[-1][1], (*first, *values))
+            return
+        for size, text in self._texts:
+            while left >= size:
+                end = start + size * self._width
+                tx.cursor.execute(text, (*first, *values[start:end]))
+                start = end
+                left -= size
+
 
 def build_insert(table: str, fields: Sequence[str], tail: str = "") -> MultiRowStatement:
     """Builds an INSERT of these columns. `tail` is appended, for example an ON CONFLICT clause."""
@@ -113,27 +137,29 @@ class GroupedInsert:
 
     def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
         head = f"INSERT INTO {table} ({', '.join((*own, *shared))}) "
+        self._width = len(own)
         self._each = MultiRowStatement(head + "VALUES ", len(own) + len(shared))
         # The shared parameters have the numbers from 1, so those of the VALUES list follow in order.
         mine = ", ".join(f"new.column{number}" for number in range(1, len(own) + 1))
         theirs = ", ".join(f"?{number}" for number in range(1, len(shared) + 1))
         self._alike = MultiRowStatement(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
 
-    def run(
-        self, tx: SqliteTransaction, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]
-    ) -> None:
-        """Inserts the rows, each given as (own columns, shared columns)."""
-        groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
-        group, alike = list[tuple[Column, ...]](), None
-        for own, shared in rows:
-            if shared is not alike:  # most rows follow one of their group, and hashing 40 columns takes time
-                group, alike = groups.setdefault(shared, []), shared
-            group.append(own)
-        if len(groups) > 1 + len(rows) // _MIN_INSERT_GROUP_ROWS:
-            self._each.run(tx, [(*own, *shared) for own, shared in rows])
+    def run(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], Sequence[Column]]) -> None:
+        """Inserts the rows of all groups.
+
+        `groups` maps shared columns to the own columns of each row that has them, one row after the other.
+        """
+        width = self._width
+        if len(groups) > 1 + sum(map(len, groups.values())) // (width * _MIN_INSERT_GROUP_ROWS):
+            rows = [
+                (*owns[start : start + width], *shared)
+                for shared, owns in groups.items()
+                for start in range(0, len(owns), width)
+            ]
+            self._each.run(tx, rows)
             return
         for shared, owns in groups.items():
-            self._alike.run(tx, owns, shared)
+            self._alike.run_flat(tx, owns, shared)
 
 
 class JsonInsert:

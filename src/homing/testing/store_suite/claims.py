@@ -42,6 +42,9 @@ from homing.testing.store_suite.harness import (
 class ClaimTests:
     """Tests of the contents, leases and limits of claims."""
 
+    claims_share_rows = False
+    """True for a store in which two claims that choose the same rows may both get a part of them."""
+
     async def test_a_claim_has_all_fields_that_a_worker_needs(self, harness: Harness) -> None:
         store = harness.store
         now = await store.now_ms()
@@ -106,6 +109,11 @@ class ClaimTests:
             )
         )
         claimed = [claim.id for batch in batches for claim in batch.claims]
+        assert self.claims_share_rows or len(claimed) == total
+        while len(claimed) < total:
+            rest = await harness.store.claim(a_claim_request(slots=total))
+            assert rest.claims, "what no claim has got can be claimed"
+            claimed += [claim.id for claim in rest.claims]
         assert sorted(claimed) == sorted(answer.ids)
         assert await count_by_status(harness.store) == {Status.SENDING: total}
 

@@ -290,6 +290,15 @@ class EventTests:
         assert await store.remove_sink("sink") == 0
         assert not await store.sink_seen("sink")
 
+    async def test_a_sink_can_register_and_publish_right_after_it_was_not_there_to_be_removed(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        assert await store.remove_sink("sink") is None
+        await subscribe(store, STATUS_CHANGED)
+        id = await accept_one(store)
+        assert [e.notification_id for e in await store.outbox("sink", "relay", 10, HOUR_MS)] == [id]
+
     async def test_events_of_a_sink_end_with_their_retention(self, harness: Harness) -> None:
         store = harness.store
         await _alerts(store, 3)
