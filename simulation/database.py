@@ -276,6 +276,10 @@ class SimulatedDatabase(MemoryDatabase):
             tuple(_decode_cause(text) for (text,) in self._reader.execute(_CAUSES, (seq,)).fetchall()),
         )
 
+    def receipt_events(self) -> set[tuple[str, str]]:
+        """Returns provider and event id of every receipt that the store knows."""
+        return set(self._reader.execute("SELECT provider, event_id FROM homing_receipts").fetchall())
+
     def live(self) -> list[Row]:
         """Returns the rows that are waiting or leased."""
         return [_decode_row(text) for (text,) in self._reader.execute(_LIVE).fetchall()]

@@ -38,6 +38,8 @@
 29. A failure that does not count is retried however few attempts are left. If another provider is then tried
     at once, that attempt counts.
 30. A notification whose attempts were all made by another system is due at once, and ends unsent.
+31. A process without attempts in flight stops within half a minute, even if a plug-in ignores its
+    cancellation.
 """
 
 from __future__ import annotations
@@ -122,6 +124,8 @@ class InvariantChecker:
         """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
         """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+        self._purged_events: set[tuple[str, str]] = set()
+        """(provider, event id) of processed receipts that the store has purged since."""
         self._owners: dict[tuple[str, str], str] = {}
         """(provider, message id) → notification id, for each message that a provider took."""
 
@@ -193,13 +197,22 @@ class InvariantChecker:
         for receipt in batch:
             message = (receipt.provider, receipt.provider_message_id)
             known = self.receipts.setdefault(message, {})
-            if receipt.event_id in known and receipt.event_id not in result.unchanged:
+            event = (receipt.provider, receipt.event_id)
+            if event in self._purged_events:
+                self._purged_events.discard(event)  # the store took it for a new one
+            elif receipt.event_id in known and receipt.event_id not in result.unchanged:
                 self.state.violate("11", "a repeated receipt changed something")
             if receipt.event_id not in known:
                 self._note_taken(message, receipt, kept=receipt.event_id in result.orphaned)
             known[receipt.event_id] = receipt
             self.state.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.state.plan.tenants)
+
+    def purged_receipts(self) -> None:
+        """Notes which receipts the store does not know any more, after it has purged some."""
+        stored = self.database.receipt_events()
+        processed = {(message[0], event_id) for message, known in self.receipts.items() for event_id in known}
+        self._purged_events |= processed - stored
 
     def took(self, provider: str, message: str, delivery: Delivery) -> None:
         """Records which notification a message of a provider belongs to."""

@@ -126,6 +126,8 @@ class TimerPlan(Struct, frozen=True, kw_only=True):
     fail: float
     """Probability that a call fails."""
     longest_delay_ms: int
+    ignores_cancellation: bool = False
+    """True if a listener goes on when it is cancelled, as some clients do while they connect."""
 
 
 class BridgePlan(Struct, frozen=True, kw_only=True):
@@ -423,6 +425,7 @@ def _timer_plan(rng: Random) -> TimerPlan | None:
         repeat=rng.choice((0.0, 0.3)),
         fail=rng.choice((0.0, 0.05, 0.3)),
         longest_delay_ms=rng.choice((10, 2_000, 60_000)),
+        ignores_cancellation=rng.random() < 0.3,
     )
 
 

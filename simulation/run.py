@@ -62,6 +62,9 @@ _ALERTED_MS = SINK_LAG_MS + 10 * 60_000
 _MAX_FAULTLESS_MS = 6 * 3_600_000
 """Longest virtual time that a run may take after the last fault."""
 
+_MAX_STOP_MS = 30_000
+"""Longest time until a process without attempts in flight has stopped."""
+
 
 class SimulationReport(Struct, frozen=True, kw_only=True):
     """Counts of a simulation run without a violation."""
@@ -217,7 +220,11 @@ class SimulationRun:
         self.watch.rest(self._working_ms())
         self._over = True
         for process in list(self._processes):
-            await process.stop()
+            stopping = asyncio.create_task(process.stop())
+            await asyncio.wait({stopping}, timeout=_MAX_STOP_MS / 1000)
+            if not stopping.done():
+                self.state.violate("31", f"{process.name} does not stop")
+            stopping.result()
 
     def _check_isolation(self) -> None:
         """Checks that, without faults, refused items do not hold up what waits behind them (invariant 22)."""

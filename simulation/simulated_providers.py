@@ -160,7 +160,6 @@ class SimulatedProvider:
 
     async def serve_blocking(self, caller: CallingProcess, delivery: Delivery) -> object:
         """Simulates one call of a plain function, which returns some time after its timeout at the latest."""
-        self.begin(caller, delivery)
         longest_ms = delivery.timeout_ms + self._rng.randrange(100, 60_000)
         answer = asyncio.ensure_future(self._answer(delivery))
         outcome: Outcome | None = None
@@ -424,9 +423,11 @@ def blocking_client(provider: SimulatedProvider, caller: CallingProcess) -> Func
     """Returns a client that calls a plain function, as a user's own provider would be."""
 
     def send(delivery: Delivery) -> Any:
-        return VirtualBlock(
-            provider.serve_blocking(caller, delivery), lambda: provider.expire(caller, delivery)
-        )
+        """Begins to send at once. The task may run later, if the process is paused now."""
+        provider.begin(caller, delivery)
+        work = asyncio.create_task(provider.serve_blocking(caller, delivery))
+        work.add_done_callback(lambda task: provider.give_up(caller, delivery))  # it may never have run
+        return VirtualBlock(work, lambda: provider.expire(caller, delivery))
 
     client = FunctionProvider(send)
     client.use_threads(VirtualBlockingCalls(provider.plan.max_in_flight))

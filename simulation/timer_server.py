@@ -12,6 +12,9 @@ from homing.core.ports.timers import Wake
 from simulation.plan import TimerPlan
 from simulation.shadow_state import SimulationState
 
+_IGNORES_FOR_S = 3_600
+"""Time for which a listener goes on after its cancellation. A process must stop much sooner."""
+
 
 class SimulatedTimerServer:
     """The server that the timers of all processes use. It outlives every process."""
@@ -29,6 +32,10 @@ class SimulatedTimerServer:
 
     def fails(self) -> bool:
         return self._rng.random() < self._plan.fail
+
+    @property
+    def ignores_cancellation(self) -> bool:
+        return self._plan.ignores_cancellation
 
     def schedule(self, batch: Sequence[DueTime]) -> None:
         """Takes due times. Checks that each notification was committed before."""
@@ -89,6 +96,10 @@ class SimTimer:
             while True:
                 wake(await queue.get())
                 self._maybe_fail()
+        except asyncio.CancelledError:
+            if self._server.ignores_cancellation:
+                await asyncio.sleep(_IGNORES_FOR_S)
+            raise
         finally:
             self._server.leave(queue)
 

@@ -52,6 +52,10 @@ class ClockChecker:
         """Process → the store's time minus the time since the start of the run, in its last transaction."""
         self._before_unseen: _BeforeUnseen | None = None
         """Set while no process can have recorded or believed the last large jump."""
+        self._small_jumps_ms = 0
+        """Sum of the jumps that are small enough to be believed."""
+        self._small_jumps_known_ms: dict[str, int] = {}
+        """Process → that sum in its last transaction."""
 
     def jumped(self, by_ms: int) -> None:
         """Records that the clock was set.
@@ -60,6 +64,7 @@ class ClockChecker:
         them. Processes that could not know of a jump are still excused after the next one if they disagree.
         """
         if abs(by_ms) <= MAX_BELIEVED_STEP_MS:
+            self._small_jumps_ms += by_ms
             return
         state = self._state
         clock_ms = state.clock.now_ms() - state.ms
@@ -104,6 +109,9 @@ class ClockChecker:
             elif self._is_excused:
                 if self._has_given_in(process):
                     state.violate("21", f"{process} believes a jump after {since_ms} ms, as another one does")
+            elif self._has_missed_small_jumps(process, step_ms):
+                self._is_excused = True
+                self._disagreed_ms = self._jumped_ms = now_ms  # the ten minutes begin again
             elif knows or (self._is_recorded and now_ms - last_ms <= VOID_AFTER_MS):
                 state.violate("21", f"{process} believes a jump of {step_ms} ms after {since_ms} ms")
             else:
@@ -115,6 +123,7 @@ class ClockChecker:
         self._offset_ms = self._offsets_ms[process] = now - now_ms
         self._is_recorded = self._is_recorded or (writable and knows)
         self._used_ms[process] = now_ms
+        self._small_jumps_known_ms[process] = self._small_jumps_ms
 
     def check_progress(self) -> None:
         """Checks that no lease from before the clock was set back stays for long without faults."""
@@ -160,6 +169,15 @@ class ClockChecker:
         if is_settled and shadow.lease_written_ms <= state.accepted_ms:
             return
         state.violate("21", f"reclaimed {left_ms} ms before the end of its lease", shadow.id)
+
+    def _has_missed_small_jumps(self, process: str, step_ms: int) -> bool:
+        """Returns True if a process goes on by its own time after several small jumps that it has not seen.
+
+        Others have believed one after the other. Their sum is too large to be believed.
+        """
+        known_ms = self._small_jumps_known_ms.get(process, self._small_jumps_ms)
+        missed_ms = self._small_jumps_ms - known_ms
+        return abs(missed_ms) > MAX_BELIEVED_STEP_MS and abs(step_ms + missed_ms) <= _TOLERANCE_MS
 
     def _do_disagree(self) -> bool:
         """Returns True if the last transactions of two processes that have not ended used different times."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from homing.core.errors import ConfigError
-from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.rows import Row
 from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
 from homing.core.ports.stores import Entry
@@ -188,18 +188,18 @@ class PolicyChecker:
                 for policy in policies
                 for step in steps - {0}
             )
-            asked_ms = self._state.ms + min(_retry_after(shadow, kind), _DAY_MS)
+            asked_ms = self._state.ms + min(_retry_after(shadow, settlement.attempt), _DAY_MS)
             backoff_ms = max(asked_ms, self._state.ms + shortest)
             here = settlement.attempt.provider
             if (before := shadow.left_alone.get(here)) is not None:
                 asked_ms = max(before.asked_ms, asked_ms)
                 backoff_ms = max(before.ends_ms(policies), backoff_ms)
             shadow.left_alone[here] = ProviderWait(asked_ms, backoff_ms, tuple(policies))
-            call = _known_answer(shadow, kind)
+            call = _known_answer(shadow, settlement.attempt)
             if call is not None and _is_unlisted(call):
                 shadow.refused_by.add(call.provider)
             shadow.failures_here += any(_fails(policy, kind) for policy in policies)
-            shadow.uncounted += _is_uncounted(shadow, kind)
+            shadow.uncounted += _is_uncounted(shadow, settlement.attempt)
 
     def kind_of(self, call: ProviderCall, shadow: ShadowState | None) -> OutcomeKind:
         """Returns the class of a call's outcome.
@@ -221,14 +221,15 @@ class PolicyChecker:
     def accepted(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks the first provider and the due time of a new row."""
         if not row.pinned and row.resend_of is None:
-            self._check_first(process, row)
+            self._check_first(process, shadow, row)
         if row.attempts_before and row.send_at is None:
             self._check_taken_over(process, shadow, row)
 
-    def _check_first(self, process: str, row: Row) -> None:
+    def _check_first(self, process: str, shadow: ShadowState, row: Row) -> None:
         """Checks the first provider: the first of the route, or one with a share if the route is split.
 
-        A process that empties the spool also accepts requests whose first provider another one has chosen.
+        Which one that is depends on the id, unless breakers may have been open. A process that empties the
+        spool also accepts requests whose first provider another one has chosen.
         """
         if self._state.may_be_overridden(row.channel, row.id):
             return
@@ -237,6 +238,11 @@ class PolicyChecker:
             self._state.violate(
                 "9", f"starts at {row.provider}, which is not the first provider and has no share", row.id
             )
+        route = self._own_route(process, shadow)
+        if self._state.plan.spools or any(self._stopped(process, one, shadow) for one in route):
+            return
+        if row.provider != route[0]:
+            self._state.violate("9", f"starts at {row.provider}, but its id belongs to {route[0]}", row.id)
 
     def _may_start(self, process: str, row: Row) -> bool:
         route = [one for one in self._routes[row.channel] if self._state.has_provider(process, one)]
@@ -277,7 +283,7 @@ class PolicyChecker:
             return
         if call is None or not call.over:
             self._state.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
-        if _is_late(call, kind):
+        if _is_late(call, settlement.attempt):
             return
         if call.kind is not kind and _is_unlisted(call):
             text = f"an unlisted error of {call.provider} is recorded as {kind}, not {call.kind}"
@@ -308,15 +314,15 @@ class PolicyChecker:
             return self._skip_problem(shadow)
         if status is Status.RETRYING and self._must_skip(shadow):
             return ("7", f"a retry is scheduled, although {self._directory.skip_reason(shadow)}")
-        uncounted = _is_uncounted(shadow, kind)
+        uncounted = _is_uncounted(shadow, settlement.attempt)
         if shadow.counted >= allowed_attempts(policy, shadow) and not free and not uncounted:
             if status is Status.EXPIRED and self._may_move_at_once(process, policy, shadow, kind):
-                return self._expiry_problem(policy, shadow, kind, waits=False)
+                return self._expiry_problem(policy, shadow, settlement.attempt, waits=False)
             if not exhausted:
                 return ("6", f"attempt {shadow.counted} was the last, but it is {status}")
             return self._missed_move(process, policy, shadow, kind)
         if status is Status.EXPIRED:
-            return self._expiry_problem(policy, shadow, kind)
+            return self._expiry_problem(policy, shadow, settlement.attempt)
         if status is not Status.RETRYING:
             text = f"{kind} at attempt {shadow.counted} of {policy.max_attempts} made it {status}"
             return ("29" if uncounted else "6", text)
@@ -455,14 +461,14 @@ class PolicyChecker:
         return None
 
     def _expiry_problem(
-        self, policy: RetryPolicy, shadow: ShadowState, kind: OutcomeKind, *, waits: bool = True
+        self, policy: RetryPolicy, shadow: ShadowState, record: AttemptRecord, *, waits: bool = True
     ) -> Problem | None:
         """Checks that a notification expired because its next attempt, which may be a move, was too late."""
-        uncounts = _is_uncounted(shadow, kind) and not shadow.free_move
+        uncounts = _is_uncounted(shadow, record) and not shadow.free_move
         step = shadow.attempts if uncounts else shadow.counted
         _, longest = delay_bounds_ms(policy, step, shadow.last_delay_ms)
         longest += max((max(0, until - self._state.now) for until in shadow.holds.values()), default=0)
-        asked = min(_retry_after(shadow, kind), _DAY_MS)
+        asked = min(_retry_after(shadow, record), _DAY_MS)
         if not waits:
             longest = asked = 0
         left = None if shadow.expires_at is None else shadow.expires_at - self._state.now
@@ -476,7 +482,7 @@ class PolicyChecker:
         assert settlement.attempt is not None, "checked by the caller"
         kind, here = settlement.attempt.outcome, settlement.attempt.provider
         shortest, longest = _backoff_ms(policy, shadow, settlement)
-        asked = min(_retry_after(shadow, kind), _DAY_MS)
+        asked = min(_retry_after(shadow, settlement.attempt), _DAY_MS)
         spent, to = settlement.spent, settlement.provider
         if spent is None:
             return ("9", "a retry does not say what is spent")
@@ -496,7 +502,7 @@ class PolicyChecker:
             return self._move_problem(process, policy, shadow, settlement, free_allowed=free, bounds=bounds)
         uncounts = _uncounts(shadow, settlement)
         if settlement.moves != shadow.moves + uncounts or settlement.free_move:
-            rule = "29" if _is_uncounted(shadow, kind) else "6"
+            rule = "29" if _is_uncounted(shadow, settlement.attempt) else "6"
             return (rule, f"{settlement.moves} attempts do not count after {shadow.moves}, without a move")
         if not must_spend and to == here and dict(spent) == shadow.spent:
             low, high = max(shortest, asked), max(longest, asked + longest - shortest)
@@ -543,7 +549,7 @@ class PolicyChecker:
         assert settlement.attempt is not None, "checked by the caller"
         assert settlement.spent is not None, "checked by the caller"
         to, here, spent = settlement.provider, settlement.attempt.provider, dict(settlement.spent)
-        call = _known_answer(shadow, settlement.attempt.outcome)
+        call = _known_answer(shadow, settlement.attempt)
         unlisted = call is not None and _is_unlisted(call)
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
             return ("9", "failed over, although it has only one provider")
@@ -583,7 +589,7 @@ class PolicyChecker:
         step = shadow.attempts if _uncounts(shadow, settlement) else shadow.counted
         shortest, longest = delay_bounds_ms(policy, step, shadow.last_delay_ms)
         capped = 0 < policy.cap_ms <= uncapped_delay_ms(policy, step)
-        asked = _retry_after(shadow, settlement.attempt.outcome)
+        asked = _retry_after(shadow, settlement.attempt)
         if capped and longest - shortest >= 50 and not asked and settlement.delay_ms:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
@@ -623,38 +629,38 @@ def _is_unlisted(call: ProviderCall) -> bool:
     return said is not None and said.unlisted and said.kind is OutcomeKind.BAD_CONTENT
 
 
-def _is_late(call: ProviderCall, kind: OutcomeKind) -> bool:
-    """Returns True if the attempt was recorded as ambiguous, because the answer came after the deadline."""
-    return kind is OutcomeKind.AMBIGUOUS and call.over_ms >= call.due_ms
+def _is_late(call: ProviderCall, record: AttemptRecord) -> bool:
+    """Returns True if the attempt was recorded as ambiguous, because the answer came after the deadline.
+
+    An answer that comes at the deadline may be known, as when a suspended process continues. Its error code
+    is recorded then.
+    """
+    if record.outcome is not OutcomeKind.AMBIGUOUS or call.over_ms < call.due_ms:
+        return False
+    return call.outcome is None or call.outcome.error_code != record.error_code
 
 
-def _known_answer(shadow: ShadowState, kind: OutcomeKind) -> ProviderCall | None:
-    """Returns the call of an attempt that was recorded with this outcome, if its answer was not ignored.
+def _known_answer(shadow: ShadowState, record: AttemptRecord) -> ProviderCall | None:
+    """Returns the call of an attempt that was recorded like this, if its answer was not ignored.
 
     Returns None if the answer was lost with the process or came too late.
     """
     call = shadow.calls.get(shadow.attempts)
-    if shadow.reclaimed or call is None or _is_late(call, kind):
+    if shadow.reclaimed or call is None or _is_late(call, record):
         return None
     return call
 
 
-def _is_uncounted(shadow: ShadowState, kind: OutcomeKind) -> bool:
+def _is_uncounted(shadow: ShadowState, record: AttemptRecord) -> bool:
     """Returns True if the provider answered that the attempt does not count toward the maximum."""
-    call = _known_answer(shadow, kind)
+    call = _known_answer(shadow, record)
     return call is not None and call.outcome is not None and call.outcome.uncounted
 
 
 def _uncounts(shadow: ShadowState, settlement: Settlement) -> bool:
-    """Returns True if an attempt that would have counted does not, because its outcome is uncounted.
-
-    If the answer came at the deadline, the worker may have known it or not.
-    """
+    """Returns True if an attempt that would have counted does not, because its outcome is uncounted."""
     assert settlement.attempt is not None, "only attempts can be uncounted"
-    kind, call = settlement.attempt.outcome, shadow.calls.get(shadow.attempts)
-    if call is not None and _is_late(call, kind) and call.outcome is not None and call.outcome.uncounted:
-        return not shadow.free_move and settlement.moves > shadow.moves + settlement.free_move
-    return _is_uncounted(shadow, kind) and not shadow.free_move
+    return _is_uncounted(shadow, settlement.attempt) and not shadow.free_move
 
 
 def _backoff_ms(policy: RetryPolicy, shadow: ShadowState, settlement: Settlement) -> tuple[int, int]:
@@ -664,7 +670,7 @@ def _backoff_ms(policy: RetryPolicy, shadow: ShadowState, settlement: Settlement
     return delay_bounds_ms(policy, step, shadow.last_delay_ms)
 
 
-def _retry_after(shadow: ShadowState, kind: OutcomeKind) -> int:
+def _retry_after(shadow: ShadowState, record: AttemptRecord) -> int:
     """Returns the wait that the provider asked for in an answer that counts, or else 0."""
-    call = _known_answer(shadow, kind)
+    call = _known_answer(shadow, record)
     return 0 if call is None or call.outcome is None else call.outcome.retry_after_ms or 0

@@ -449,6 +449,11 @@ class RowChecker:
         answered = [*result.applied, *result.stale, *result.missing]
         if sorted(answered) != sorted(settlement.id for settlement in batch):
             self._state.violate("4", "the result of a settle does not contain each settlement exactly once")
+        for id in result.missing:
+            if id in self._state.shadows:
+                self._state.violate("4", "a settlement of a stored notification was reported as missing", id)
+        if any(id in self.removed for id in result.missing):
+            self._state.results_of_purged += 1
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: FindRow) -> None:
         """Checks the result of `extend`, and records a change of provider.

@@ -136,6 +136,8 @@ class CheckedStore(SqliteStore):
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
         removed = await super().prune(retention, limit)
         self.watch.workers.forgotten()
+        if removed["receipts"]:
+            self.watch.purged_receipts()
         self._check_log("prune")
         return removed
 

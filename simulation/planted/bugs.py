@@ -28,6 +28,7 @@ from simulation.plan import (
     SimulatedProviderPlan,
     SimulationPlan,
     build_crowded_plan,
+    build_plan,
     losing_commits,
     plain_plan,
 )
@@ -156,6 +157,11 @@ _ROUGH = FaultPlan(
     outage_every_ms=60_000,
     operator_every_ms=2_000,
 )
+
+
+def campaign(seed: int) -> SimulationPlan:
+    """A run of a campaign, in which the bug was found."""
+    return build_plan(seed, 250)
 
 
 def rough(seed: int) -> SimulationPlan:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
@@ -23,6 +24,7 @@ from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.delivery.outlets import Outlets
 from homing.engine.intake import requests, synchronous_send
+from homing.engine.intake.requests import Intake
 from homing.engine.intake.store_deadline import StoreDeadline
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import StoreClock
@@ -30,6 +32,7 @@ from homing.engine.upkeep import heartbeats, outbox_relay
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.thresholds import ThresholdMonitor
 from homing.providers.local.function import FunctionProvider
+from simulation.plan import NO_FAULTS, FaultPlan, SimulationPlan, build_plan, plain_plan
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -458,6 +461,100 @@ def rate_ignored(real: Any) -> Any:
         return want
 
     return hold
+
+
+def _weighted(seed: int) -> SimulationPlan:
+    """Returns a plan with an inbox, whose requests have given ids, and with split routes."""
+    plan = build_plan(seed, 2 * bugs.REQUESTS)
+    providers = tuple(replace(one, weight=1) for one in plan.providers)
+    return replace(
+        plan, fault_plan=NO_FAULTS, providers=providers, poison=True, spools=False, bridge=None, splits=False
+    )
+
+
+@BUGS.plant(
+    "a request with a given id starts at the provider of another id",
+    "9",
+    on=(Intake, "_placed"),
+    plan=_weighted,
+    seed=1_001,
+)
+def placed_by_another_id(real: Any) -> Any:
+    def placed(self: Any, tenant: str, new: Any, id_: str) -> Any:
+        return replace(new, id=id_)
+
+    return placed
+
+
+def _checked_often(seed: int) -> SimulationPlan:
+    """Returns a plan with many failures, short pauses and frequent health checks."""
+    plan = plain_plan(seed, 2 * bugs.REQUESTS)
+    policy = {"failures": 2, "open_ms": 8_000, "health_every_ms": 2_000, "ramp_ms": 0}
+    providers = tuple(
+        replace(one, breaker=replace(one.breaker, **policy), host_slots=None) for one in plan.providers
+    )
+    return replace(plan, fault_plan=FaultPlan(trouble=0.6), providers=providers)
+
+
+def _slowly_stored(seed: int) -> SimulationPlan:
+    """Returns such a plan in which the store is often slow."""
+    plan = _checked_often(seed)
+    return replace(plan, fault_plan=replace(plan.fault_plan, slow_per_call=0.3, longest_slow_ms=1_500))
+
+
+@BUGS.plant(
+    "failures that are counted while a breaker is written are forgotten",
+    "9",
+    on=(breakers.Breakers, "_adopt"),
+    plan=_slowly_stored,
+    seed=1_019,
+)
+def failures_forgotten(real: Any) -> Any:
+    def adopt(self: Any, provider: str, before: Any, stored: Any) -> None:
+        real(self, provider, before, stored)
+        known = self._states[provider]
+        if known.phase is stored.phase:
+            self._states[provider] = replace(known, failures=stored.failures)
+
+    return adopt
+
+
+@BUGS.plant(
+    "a late answer to the write of a health check brings back an older breaker",
+    "9",
+    on=(breakers.Breakers, "_check"),
+    plan=_checked_often,
+)
+def older_breaker_returns(real: Any) -> Any:
+    async def check(self: Any, listed: Any) -> None:
+        before = self._states.get(listed.id)
+        await real(self, listed)
+        written = self._states.get(listed.id)
+        if written is not before:
+            await asyncio.sleep(6)  # a trial closes the breaker meanwhile
+            self._states[listed.id] = written
+
+    return check
+
+
+@BUGS.plant(
+    "tokens count as spent at a provider that stands in since",
+    "13",
+    on=(Capacity, "spend_tokens"),
+    plan=bugs.campaign,
+    seed=1_800_100_433,
+)
+def stand_in_found_later(real: Any) -> Any:
+    class StandInsNow(Struct):
+        capacity: Any
+
+        def get(self, meant: str, default: str) -> str:
+            return str(self.capacity._stand_ins.get(meant, default))
+
+    def spend_tokens(self: Any, claims: Any) -> Any:
+        return replace(real(self, claims), stand_ins=StandInsNow(self))
+
+    return spend_tokens
 
 
 @BUGS.plant(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from msgspec.structs import replace
 
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.ports.bridges import HandledMessage
+from homing.engine.delivery import timers
 from homing.engine.delivery.timers import Timers
 from homing.engine.delivery.wake_timer import WakeTimer
 from homing.engine.intake import bridges
@@ -62,6 +64,37 @@ def trusts_its_timers(real: Any) -> Any:
         await real(self, 3_600_000)
 
     return sleep
+
+
+def _all_end(real: Any) -> Any:
+    """Makes `Timers.listen` wait until every timer has stopped, as if the store reported nothing."""
+
+    async def listen(self: Any) -> None:
+        listening = [feed.listen(self.wake) for feed in self._feeds]
+        await asyncio.gather(*listening, return_exceptions=True)
+
+    return listen
+
+
+def ignoring_cancellation(seed: int) -> SimulationPlan:
+    """Returns a plan whose timer goes on to listen when it is cancelled."""
+    plan = timed(seed)
+    assert plan.timer is not None
+    return replace(plan, timer=replace(plan.timer, ignores_cancellation=True))
+
+
+@BUGS.plant(
+    "a worker waits for a timer that ignores its cancellation",
+    "31",
+    on=(timers, "call_within"),
+    plan=ignoring_cancellation,
+    also=(Timers, "listen", _all_end),
+)
+def waits_for_its_timers(real: Any) -> Any:
+    async def call_within(call: Any, timeout_ms: float | None) -> Any:
+        return await call()
+
+    return call_within
 
 
 @BUGS.plant(

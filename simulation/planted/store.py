@@ -19,7 +19,7 @@ from homing.core.ports.stores import TokenGrant
 from homing.stores.common import change_effects, receipt_applier
 from homing.stores.common.clock_guard import ClockGuard
 from homing.stores.common.codec import Column
-from homing.stores.common.leased_rows import STALE
+from homing.stores.common.leased_rows import MISSING, STALE
 from homing.stores.common.row_columns import UNCHANGED_IF_NULL_FIELDS
 from homing.stores.sqlite import (
     accept,
@@ -145,6 +145,31 @@ def jump_believed(real: Any) -> Any:
 )
 def jump_never_believed(real: Any) -> Any:
     return lambda self, clock_now: True
+
+
+def _second_record_lost(real: Any) -> Any:
+    """Makes the transaction that records a second jump fail, as far as the record is concerned."""
+
+    def resolve(self: Any, *times: Any, **options: Any) -> Any:
+        resolved, stored = real(self, *times, **options), times[3]
+        is_second = stored is not None and resolved.record is not None
+        if is_second and resolved.record.suspected_at > stored.suspected_at:
+            return replace(resolved, record=None)
+        return resolved
+
+    return resolve
+
+
+@BUGS.plant(
+    "a second jump is believed if its record was rolled back and that of the first remains",
+    "21",
+    on=(ClockGuard, "_is_unrecorded"),
+    also=(ClockGuard, "resolve", _second_record_lost),
+    plan=bugs.clock_jumps,
+    seed=1_006,
+)
+def second_jump_believed(real: Any) -> Any:
+    return lambda self, stored, clock_now, answered_ms: False
 
 
 @BUGS.plant(
@@ -933,3 +958,14 @@ def failures_unreturned(real: Any) -> Any:
 )
 def early_failures_unreturned(real: Any) -> Any:
     return lambda batch, statuses, failures: real(batch, statuses, ())
+
+
+@BUGS.plant(
+    "settled rows are reported as missing",
+    "4",
+    on=(store, "build_settle_result"),
+    plan=bugs.quiet,
+    seed=1_003,
+)
+def settled_rows_missing(real: Any) -> Any:
+    return lambda batch, statuses, failures: real(batch, [MISSING] * len(statuses), failures)

@@ -440,6 +440,18 @@ def test_many_are_streamed_with_their_indexes(sync: SyncHoming) -> None:
     assert isinstance(first, SendResult)
 
 
+def test_requests_before_an_error_of_their_source_are_accepted(sync: SyncHoming) -> None:
+    def requests() -> Iterator[dict[str, Any]]:
+        for number in range(1003):
+            yield {"recipient": f"p{number}@example.org", "channel": "email", "content": {"body": "x"}}
+        raise OSError("the file ends here")
+
+    stream = sync.send_many(requests())
+    assert [type(next(stream)) for _ in range(1003)] == [SendResult] * 1003
+    with pytest.raises(OSError, match="ends here"):
+        next(stream)
+
+
 def test_the_synchronous_class_can_run_a_worker_in_the_background() -> None:
     landed = threading.Event()
     with SyncHoming("memory:", providers={"mail": lambda delivery: landed.set()}, worker=True) as opened:

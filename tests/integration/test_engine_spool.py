@@ -458,6 +458,25 @@ async def test_an_unreadable_line_is_set_aside_and_delays_no_other(
     assert b"oops" in content(file.with_name(file.name + ".refused"))
 
 
+async def test_what_is_set_aside_is_written_once_however_often_the_hand_over_is_interrupted(
+    store: UnreliableStore, file: Path
+) -> None:
+    await store.accept([a_submission(key="k", fingerprint="one")])
+    spool = await filled(file, 1)
+    await spool.write(a_submission(key="k", fingerprint="two"))
+    others = b"".join(msgspec.json.encode(a_submission(key=f"k-{n}")) + b"\n" for n in range(600))
+    rewrite(file, b'{"tenant": 5, "oops"\n' + content(file) + others)
+    for chunks in (0, 1, 1):
+        store.away, store.cut_off_after = chunks == 0, store.accepted + 2
+        with pytest.raises(StoreUnavailable):
+            await spool.drain(store)
+    store.away, store.cut_off_after = False, -1
+    await spool.drain(store)
+    refused = content(file.with_name(file.name + ".refused"))
+    assert (refused.count(b"\n"), refused.count(b"oops"), refused.count(b'"two"')) == (2, 1, 1)
+    assert spool.waiting() == 0
+
+
 async def test_an_unreadable_spool_does_not_stop_processing(
     engine: Homing, store: UnreliableStore, file: Path
 ) -> None:

@@ -54,6 +54,9 @@ class Listener:
 
     @property
     def due(self) -> set[int]:
+        """The due times so far. Raises the error with which listening has ended, instead of waiting for more."""
+        if self.failure is not None:
+            raise self.failure
         return {due_at for due_at, _ in self.woken}
 
     async def start(self) -> None:
@@ -70,7 +73,8 @@ class Listener:
 
     @property
     def failure(self) -> BaseException | None:
-        return self._listening.exception() if self._listening.done() else None
+        ended = self._listening.done() and not self._listening.cancelled()
+        return self._listening.exception() if ended else None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.times import moment
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import a_claim_request, a_notification, a_submission
 from support.exact_retention import check_retention
@@ -102,6 +103,20 @@ async def test_a_row_is_overdue_in_the_millisecond_in_which_it_expires(
     await clock.set(expires_at)
     [claim] = (await still.reclaim("w", 10, 40_000)).claims
     assert (claim.id, claim.overdue) == (new.id, True)
+
+
+@pytest.mark.parametrize("step_ms", [None, 60_000])
+async def test_what_waits_is_late_from_the_millisecond_in_which_it_is_due(
+    still: PostgresStore, clock: StandingClock, step_ms: int | None
+) -> None:
+    due_at = clock.now + 500
+    await still.accept([a_submission(a_notification(send_at=due_at))])
+    await clock.set(due_at - 1)
+    [group] = (await still.waiting_groups("default", step_ms=step_ms)).groups
+    assert (group.late, group.oldest_at) == (0, None)
+    await clock.set(due_at)
+    [group] = (await still.waiting_groups("default", step_ms=step_ms)).groups
+    assert (group.late, group.oldest_at, group.due_from) == (1, moment(due_at), None)
 
 
 async def test_old_data_is_removed_in_the_millisecond_in_which_it_has_its_age(

@@ -11,11 +11,12 @@ import asyncpg
 import pytest
 
 from homing import Homing, Status
-from homing.core.notifications import Channel, Reason
+from homing.core.notifications import Channel, OutcomeKind, Reason
 from homing.core.ports.stores import AcceptedEntry, Inbox, InboxEntryKind
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
 from homing.engine.provider_roster import Listed
 from homing.providers.local.function import FunctionProvider
+from homing.providers.local.scripted import ScriptedProvider
 from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 
@@ -370,6 +371,20 @@ async def test_the_request_in_a_dead_letter_is_accepted_by_a_resend(
             await db.fetchval("SELECT homing.resend($1)", id_)
         with pytest.raises(asyncpg.RaiseError, match="is sent; it cannot be resent"):
             await db.fetchval("SELECT homing.resend($1)", new)
+
+
+async def test_a_notification_that_failed_is_resent_with_sql(postgres_url: str) -> None:
+    provider = ScriptedProvider("mail", script=[OutcomeKind.BAD_RECIPIENT])
+    async with Homing(postgres_url, providers={"mail": provider}) as homing:
+        dead = (await homing.send("a@example.org", channel="email", body="x")).id
+        assert (await homing.process()).failed == 1
+        connection = await asyncpg.connect(postgres_url)
+        new = await connection.fetchval("SELECT homing.resend($1, 'ada', 'moved')", dead)
+        await connection.close()
+        assert (await homing.process()).succeeded == 1
+        sent, original = await homing.get(str(new)), await homing.get(dead)
+        assert (sent.status, sent.resend_of) == (Status.SENT, dead)
+        assert (original.resent_as, original.acknowledged_by) == (str(new), "ada")
 
 
 async def test_simultaneous_resends_return_the_same_id(

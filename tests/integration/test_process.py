@@ -175,6 +175,23 @@ async def test_an_alert_is_not_repeated_by_the_next_process(tmp_path: Path) -> N
     assert [await add("sink:a"), await add("sink:a"), await add("sink:b")] == [1, 0, 1]
 
 
+async def test_a_run_without_a_new_alert_keeps_what_another_process_has_raised_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with Homing(tmp_path / "homing.db") as homing:
+        quiet, other, next_one = (
+            Alerts(homing._backend, SystemClock(), SystemRandomSource()) for _ in range(3)
+        )
+        await quiet.load_memory()
+        await other.load_memory()
+        other.add_once("sink:a", "SinkUnseen", "a sink is not used")
+        await other.save_memory()
+        await quiet.save_memory()
+        await next_one.load_memory()
+        next_one.add_once("sink:a", "SinkUnseen", "a sink is not used")
+        assert next_one._waiting == []
+
+
 async def test_the_overview_counts_notifications_that_do_not_fit_on_one_page() -> None:
     large = a_message("x" * 1_000_000)
     store = SqliteStore(":memory:")

@@ -335,11 +335,14 @@ async def test_a_store_that_is_away_rejects_nothing() -> None:
 # Rows that cannot be read ------------------------------------------------------------------------------
 
 
-async def test_an_unreadable_message_is_listed_as_such_and_becomes_a_dead_letter(url: str) -> None:
+@pytest.mark.parametrize("damaged", ['{"to": 1}', "{no JSON", '{}, {"to": 1}'])
+async def test_an_unreadable_message_is_listed_as_such_and_becomes_a_dead_letter(
+    url: str, damaged: str
+) -> None:
     mail = Mail("")
     async with Homing(url, providers={"mail": mail}) as homing:
         ids = [await sent(homing, "good") for _ in range(3)]
-        await damage(url, ids[1])
+        await damage(url, ids[1], damaged)
         page = await homing.list()
         assert {one.id for one in page.items} == set(ids)
         assert "cannot be read" in ((await homing.get(ids[1])).content.text or "")
@@ -350,18 +353,18 @@ async def test_an_unreadable_message_is_listed_as_such_and_becomes_a_dead_letter
     assert mail.sends == {"good": 2}
 
 
-async def damage(url: str, id: str) -> None:
+async def damage(url: str, id: str, text: str) -> None:
     """Replaces the stored message by one that this version of Homing cannot read."""
     if url.startswith("postgresql:"):
         connection = await asyncpg.connect(url)
-        await connection.execute("UPDATE homing.messages SET message = $1 WHERE id = $2", '{"to": 1}', id)
+        await connection.execute("UPDATE homing.messages SET message = $1 WHERE id = $2", text, id)
         await connection.close()
         return
     with closing(sqlite3.connect(url, timeout=10)) as file, file:
         file.execute(
             "UPDATE homing_messages SET message = ? WHERE seq ="
             " (SELECT seq FROM homing_notifications WHERE id = ?)",
-            ('{"to": 1}', id),
+            (text, id),
         )
 
 

@@ -135,3 +135,35 @@ def test_processes_that_agree_again_are_not_excused_after_another_jump() -> None
             time.use("p1", HOUR)
 
     check(scenario)
+
+
+def test_a_process_that_missed_several_small_jumps_may_go_on_by_its_own_time() -> None:
+    """Each of them is believed by a process that sees it, but not all of them at once (seed 1800100209)."""
+
+    async def scenario(time: CheckedTime) -> None:
+        await time.work(10)
+        time.jump(-HOUR)
+        await time.work(20)
+        for seconds in (2, 4, 6):
+            time.jump(2_000)
+            await asyncio.sleep(5)
+            time.use("p2", seconds * 1_000)
+        time.use("p1")
+        time.use("p2", 6_000)
+
+    check(scenario)
+
+
+def test_a_process_that_saw_the_small_jumps_must_not_return_to_the_time_before_them() -> None:
+    async def scenario(time: CheckedTime) -> None:
+        await time.work(10)
+        time.jump(-HOUR)
+        await time.work(20)
+        for seconds in (2, 4, 6):
+            time.jump(2_000)
+            await asyncio.sleep(5)
+            time.use("p2", seconds * 1_000)
+        with pytest.raises(Violation, match="p2 believes a jump of -6000 ms"):
+            time.use("p2")
+
+    check(scenario)

@@ -170,6 +170,29 @@ def test_an_uncounted_failure_moves_at_once_or_after_the_backoff(
     run_virtual(main)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "too-late"])
+def test_an_answer_at_the_deadline_is_either_recorded_or_counts_as_none(known: bool) -> None:
+    """A process that continues after a suspension may get the answer or give up (seed 2200000052)."""
+
+    async def main(loop: VirtualLoop) -> None:
+        patch = replace(PATCH, failover_wait=FailoverWait.NONE)
+        state, checker = new_checker(loop, patch, lambda process, provider, about: False)
+        claim = make_claim(started_at=state.now)
+        answer = replace(make_outcome(OutcomeKind.AMBIGUOUS), error_code="away", uncounted=True)
+        call = replace(ended_call(claim, answer), over_ms=9 * SECOND)
+        shadow = shadow_of(claim, calls={1: call})
+        policy = next(checker.in_force("p1", shadow, 0))
+        used = answer if known else replace(make_outcome(OutcomeKind.AMBIGUOUS), error_code="timeout")
+        settled = decide(claim, used, policy, TWO, elapsed_ms=0, latency_ms=0, u=0.5)
+        assert (settled.moves, settled.free_move) == (1, not known)
+        checker.decided("p1", shadow, settled, make_row(status=settled.status, due_at=state.now))
+        wrong = replace(settled, free_move=known)
+        with pytest.raises(Violation):
+            checker.decided("p1", shadow, wrong, make_row(status=settled.status, due_at=state.now))
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("forced", [None, Phase.CLOSED, Phase.OPEN])
 @pytest.mark.parametrize("phase", Phase)
 def test_a_provider_may_be_avoided_if_its_breaker_is_open_and_not_forced_closed(

@@ -34,5 +34,5 @@ def test_the_commands_do_not_load_the_engine_before_they_run() -> None:
 def test_the_help_lists_commands_in_a_useful_order() -> None:
     commands, _ = loaded()
     assert commands[:6] == ["init", "demo", "send", "process", "worker", "serve"]
-    assert commands[-10:-6] == ["dead", "providers", "sinks", "policy"]
+    assert commands[-11:-6] == ["dead", "jobs", "providers", "sinks", "policy"]
     assert commands[-6:] == ["templates", "settings", "keys", "tenants", "audit", "db"]

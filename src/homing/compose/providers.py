@@ -21,7 +21,7 @@ from homing.core.lifecycle.events import EVENT_NAMES
 from homing.core.notifications import Channel
 from homing.core.ports.plug_ins import EventCallback, Sink, SubscribedSink
 from homing.core.ports.providers import Provider, UsesThreads
-from homing.core.ports.runtime import Clock, RunsBlockingCalls
+from homing.core.ports.runtime import DEFAULT_THREADS, Clock, RunsBlockingCalls, is_async
 from homing.core.routing.breaker import BREAKER_OFF, BreakerPolicy, default_policy
 from homing.core.routing.rate_limits import RateLimit
 from homing.core.send_request import find_provider_id, provider_id
@@ -63,8 +63,7 @@ def build_roster(
     for name, one in (providers or {}).items():
         known = provider_id(name)
         given.append(replace(one, id=known) if isinstance(one, Listed) else list_provider(known, one))
-    listed = [*_build_configured(settings, shared, alone=not given), *given]
-    give_threads(listed, clock)
+    listed = give_threads([*_build_configured(settings, shared, alone=not given), *given], clock)
     return ProviderRoster(listed, _build_routes(settings, listed), shared)
 
 
@@ -96,16 +95,23 @@ def _build_routes(settings: Settings, listed: Sequence[Listed]) -> dict[Channel,
     }
 
 
-def give_threads(listed: Sequence[Listed], clock: Clock) -> None:
+def give_threads(listed: Sequence[Listed], clock: Clock) -> list[Listed]:
     """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
+
+    def threads_of(one: Listed) -> Any:
+        name = f"homing-{one.id}"
+        if isinstance(clock, RunsBlockingCalls):
+            return clock.blocking_calls(name, one.max_in_flight)
+        return import_object("homing.providers.common.thread_pool:ThreadPool")(name, one.max_in_flight)
+
+    found = []
     for one in listed:
         if isinstance(one.provider, UsesThreads):
-            name = f"homing-{one.id}"
-            one.provider.use_threads(
-                clock.blocking_calls(name, one.max_in_flight)
-                if isinstance(clock, RunsBlockingCalls)
-                else import_object("homing.providers.common.thread_pool:ThreadPool")(name, one.max_in_flight)
-            )
+            one.provider.use_threads(threads_of(one))
+        if one.threads is None and _has_plain(one.provider, "send", "check", "look_up"):
+            one = replace(one, threads=threads_of(one))
+        found.append(one)
+    return found
 
 
 def list_provider(
@@ -113,6 +119,8 @@ def list_provider(
 ) -> Listed:
     """Builds the roster entry of a provider: an object with `send`, or a function of a `Delivery`."""
     provider: Any = given
+    if isinstance(given, type):
+        raise ConfigError(f"providers.{name}", f"is the class {given.__name__}; give an instance of it")
     if not hasattr(provider, "send"):
         if not callable(provider):
             kind = type(provider).__name__
@@ -226,7 +234,16 @@ def _breaker(
 def _traits(provider: Any) -> dict[str, Any]:
     """Returns the properties that a provider's class defines. Settings override them."""
     names = ("channels", "host_slots", "breaker", "max_in_flight")
-    return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
+    found = {name: value for name in names if (value := getattr(provider, name, None)) is not None}
+    if _has_plain(provider, "send"):
+        found.setdefault("max_in_flight", DEFAULT_THREADS)
+    return found
+
+
+def _has_plain(provider: Any, *names: str) -> bool:
+    """Returns True if the provider has one of these methods as a plain method, which may block."""
+    methods = (getattr(provider, name, None) for name in names)
+    return any(method is not None and not is_async(method) for method in methods)
 
 
 def _channels(names: Any, provider: str) -> tuple[Channel, ...]:

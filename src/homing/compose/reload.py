@@ -107,7 +107,7 @@ class SettingsReloader:
         if new.kind != before.kind or set(new.channels) != set(before.channels):
             raise ConfigError(f"providers.{name}", "has another kind or other channels; restart the process")
         listed = msgspec.structs.replace(before, provider=new.provider)
-        give_threads([listed], self._clock)
+        (listed,) = give_threads([listed], self._clock)
         return listed
 
     def _fingerprint(self, settings: Settings) -> Fingerprint:

@@ -6,7 +6,8 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -15,17 +16,18 @@ from msgspec.structs import replace
 from homing.api.access.authentication import ApiGatekeeper, VerifiesTokens
 from homing.api.all_routes import all_routes
 from homing.api.http.app import App
+from homing.api.http.bodies import ApiError
 from homing.api.service import Service
 from homing.compose.factories import import_object
 from homing.compose.reload import ReloadablePart
 from homing.core.access.scopes import Caller, Scope
-from homing.core.errors import ConfigError
+from homing.core.errors import CommandRefused, ConfigError
 from homing.core.version import __version__
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import PATHS, PREFIX, Pages
 from homing.dashboard.screens.all_screens import all_screens
 from homing.dashboard.sign_in import SignIn
-from homing.dashboard.visits import DashboardTools, DemoEvent
+from homing.dashboard.visits import DashboardTools, DemoEvent, TenantLimit
 from homing.engine.engine import Engine
 from homing.engine.system_runtime import SystemClock, SystemRandomSource
 from homing.http_server.asgi import PrefixSwitch, RequestObserver
@@ -123,6 +125,8 @@ def build_pages(
         version=__version__,
         simulate=served.simulate,
         draw_simulation=import_object("homing.rehearsal.chart:draw_svg") if served.simulate else None,
+        simulating=_refusing(served.simulating),
+        rendering=_refusing(served.rendering),
         demo=demo,
     )
     return Pages(
@@ -133,6 +137,24 @@ def build_pages(
         sign_in=SignIn(tools, served.gatekeeper.caller, public_url=public_url),
         screens=all_screens(),
     )
+
+
+def _refusing(limit: TenantLimit) -> TenantLimit:
+    """Returns a limit of the API for the pages, which know the errors of the engine only."""
+
+    @contextmanager
+    def count(tenant: str) -> Iterator[None]:
+        try:
+            counted = limit(tenant)
+            counted.__enter__()
+        except ApiError as error:
+            raise CommandRefused(str(error)) from None
+        try:
+            yield
+        finally:
+            counted.__exit__(None, None, None)
+
+    return count
 
 
 def listen_address(settings: Settings) -> ListenAddress:

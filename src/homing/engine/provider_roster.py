@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.ids import id_time_ms
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Provider, SupportsBatchSend
+from homing.core.ports.runtime import BlockingCalls, is_async
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
 from homing.core.routing.rate_limits import RateLimit
@@ -20,7 +23,7 @@ from homing.core.routing.splits import SplitOverride, split_at
 from homing.core.send_request import find_provider_id
 from homing.engine.plug_in_calls import call_within
 
-_CLOSE_TIMEOUT_MS = 10_000
+_CLOSE_TIMEOUT_MS, _CLOSE_THREADS_MS = 10_000, 5_000
 
 
 class Listed(Struct, frozen=True, kw_only=True):
@@ -42,11 +45,27 @@ class Listed(Struct, frozen=True, kw_only=True):
 
     None if first attempts are not split by weight.
     """
+    threads: BlockingCalls | None = None
+    """Threads for plain methods of the provider, which may block. None if its methods are async."""
 
     @property
     def breaker_policy(self) -> BreakerPolicy:
         """The provider's breaker policy, or the default of its first channel."""
         return self.breaker or default_policy(self.channels[0])
+
+    async def check(self) -> bool:
+        """Runs the provider's health check. Raises `NotImplementedError` if it has none."""
+        check: Callable[[], Any] | None = getattr(self.provider, "check", None)
+        if check is None:
+            raise NotImplementedError("it has no health check")
+        return bool(await self.call(check))
+
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a method of the provider and returns its result. A plain method runs in a thread."""
+        if self.threads is None or is_async(method):
+            return await method(*arguments)
+        result = await self.threads.call(partial(method, *arguments))
+        return await result if inspect.isawaitable(result) else result
 
 
 class Closeable(Protocol):
@@ -147,6 +166,9 @@ class ProviderRoster:
         """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
         replaced = (provider for _, provider in self._replaced)
         shared = () if self._shared is None else (self._shared,)
+        for listed in self:
+            if listed.threads is not None:
+                await listed.threads.close(_CLOSE_THREADS_MS)
         await close_all([*(listed.provider for listed in self), *replaced, *shared])
 
     def route(self, channel: Channel) -> Route:

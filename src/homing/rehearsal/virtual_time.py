@@ -130,7 +130,9 @@ class VirtualBlock:
     """
 
     def __init__(
-        self, work: Coroutine[Any, Any, Any], on_cancelled: Callable[[], None] = lambda: None
+        self,
+        work: Coroutine[Any, Any, Any] | asyncio.Task[Any],
+        on_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
         self.work = work
         self.on_cancelled = on_cancelled

@@ -125,6 +125,31 @@ async def test_a_notification_whose_hold_has_ended_can_be_the_trial(harness: Eng
     assert await status(engine, held) is Status.SENT
 
 
+async def test_a_notification_waits_no_longer_than_until_its_hold_and_the_breaker_there_have_ended(
+    harness: EngineHarness,
+) -> None:
+    """Its other provider is stopped until an operator releases it, which alone would mean 30 seconds."""
+    a = TimedProvider("a", script=[Outcome(K.THROTTLED, retry_after_ms=20_000)], usual=K.TRANSIENT)
+    engine = await harness.open(
+        {
+            "a": serving("a", a, breaker=BreakerPolicy(failures=1, open_ms=15_000)),
+            "b": TimedProvider("b", usual=K.TRANSIENT),
+        },
+        rules=steady(max_attempts=50),
+    )
+    held = await mail(engine)
+    await seconds(1)
+    await engine.force_breaker("b", Phase.OPEN, who="ada")
+    other = await mail(engine, provider="a")
+    await seconds(1)
+    await engine.cancel(other)
+    assert await phase(harness, "a") is Phase.OPEN
+    a.usual = K.ACCEPTED
+    await seconds(28)
+    done = await engine.get(held)
+    assert (done.status, done.provider_names) == (Status.SENT, ("a", "b", "a"))
+
+
 async def test_a_throttled_trial_neither_closes_nor_reopens_it(harness: EngineHarness) -> None:
     provider = FailingProvider()
     engine = await harness.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))

@@ -229,6 +229,33 @@ async def test_a_health_check_that_raises_or_hangs_has_no_effect(harness: Engine
     assert Counter([await status(engine, id) for id in ids]) == Counter({Status.FAILED: 6})
 
 
+async def test_a_provider_without_a_health_check_prevents_no_other_check(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OnlySends:
+        async def send(self, delivery: Delivery) -> Outcome:
+            return Outcome(K.TRANSIENT)
+
+    checked = FailingProvider()
+    engine = await harness.open(
+        {"only": serving("only", OnlySends(), "sms"), "checked": serving("checked", checked, "email")},
+        rules=steady(max_attempts=20),
+    )
+    for _ in range(5):
+        await text(engine)
+        await mail(engine)
+    await seconds(12)
+    checked.repair()
+    await seconds(35)
+    only, other = await engine.providers()
+    assert (only.breaker.phase, other.breaker.phase) == (Phase.OPEN, Phase.CLOSED)
+    assert [(one.usable, one.problem) for one in await engine.check_providers()] == [
+        (False, "it has no health check"),
+        (True, ""),
+    ]
+    assert "the upkeep task health failed" not in caplog.text
+
+
 async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(harness: EngineHarness) -> None:
     provider = TimedProvider()
     engine = await harness.open({"mail": provider})
@@ -241,6 +268,35 @@ async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(harne
     await engine.force_breaker("mail", None, who="ada")
     await seconds(3)
     assert await status(engine, id) is Status.SENT
+
+
+@pytest.mark.usefixtures("poll_rarely")
+async def test_what_waits_is_sent_as_soon_as_this_process_releases_it(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider()})
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    id = await mail(engine)
+    await seconds(300)
+    await engine.force_breaker("mail", None, who="ada")
+    await seconds(0.5)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_an_explanation_names_the_provider_that_stands_in_for_a_stopped_one(
+    harness: EngineHarness,
+) -> None:
+    providers = {name: FailingProvider(name) for name in ("one", "two", "three")}
+    engine = await harness.open(providers, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    assert " goes to one (then two at once" in (await engine.explain(id)).next_step
+    await engine.force_breaker("one", Phase.OPEN, who="ada")
+    told = (await engine.explain(id)).next_step
+    assert told.endswith(
+        "goes to two, because the breaker of one is open (then three at once, after 1 failure)"
+    )
+    await engine.force_breaker("three", Phase.OPEN, who="ada")
+    told = (await engine.explain(id)).next_step
+    assert told.endswith("goes to two, because the breaker of one is open")
 
 
 async def test_what_is_due_after_it_reopens_is_not_held_back(harness: EngineHarness) -> None:
@@ -445,7 +501,7 @@ async def test_pinned_notifications_return_to_their_own_hosts_with_their_provide
     await seconds(60)
     assert hook.sent == []
     await engine.force_breaker("hook", None, who="ada")
-    await seconds(31)  # the longest wait at a forced breaker
+    await seconds(12)  # some wait for the next poll
     assert [await status(engine, id) for id in ids[3:]] == [Status.SENT] * 20
     outlets = engine.worker._capacity.in_flight.outlets
     assert outlets == {"hook@default/https://slow.example": 2}

@@ -158,6 +158,22 @@ async def test_the_reason_of_a_failure_is_shown_if_it_is_meant_for_operators(har
     assert status == "failed (the queue 'requests' does not exist) and is opened again"
 
 
+@pytest.mark.parametrize("call", ["open", "receive", "acknowledge"])
+async def test_a_bridge_that_needs_the_store_itself_is_not_shown_as_working_while_the_store_is_away(
+    harness: EngineHarness, call: str
+) -> None:
+    bridge = LocalBridge()
+    bridge.fails[call] = StoreUnavailable()
+    bridge.broker.publish("m1", mail())
+    engine = await bridged(harness, bridge)
+    await asyncio.sleep(MINUTE)
+    assert (await engine.readiness()).bridges == {"local": "waits for the store"}
+    bridge.fails.clear()
+    await asyncio.sleep(MINUTE)
+    assert (await engine.readiness()).bridges == {"local": "ok"}
+    assert bridge.broker.acknowledged == ["m1"]
+
+
 async def test_bad_messages_are_rejected_and_hold_up_no_others(harness: EngineHarness) -> None:
     bridge = LocalBridge()
     bridge.broker.publish("unreadable", "not an object")

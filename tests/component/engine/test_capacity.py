@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from homing import Listed, RateLimit, Status
+from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
+from homing.core.retry.decide import RecipientFacts
 from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.capacity import Capacity
@@ -21,6 +24,7 @@ from homing.testing.builders import a_notification, a_submission
 from support.engine_harness import (
     EngineHarness,
     K,
+    RecipientHook,
     TimedProvider,
     mail,
     seconds,
@@ -114,6 +118,30 @@ async def test_a_rate_limit_holds_for_a_substitute_provider(harness: EngineHarne
     await seconds(20)
     assert len(stand_in.times) == 12
     assert most_in_a_window(stand_in.times, 5) <= 7
+
+
+async def test_a_rate_limit_holds_if_the_substitute_is_found_after_the_claim(harness: EngineHarness) -> None:
+    """The provider stops between the claim of the first mails and their sends, and another claim follows."""
+
+    async def slow_facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+        await seconds(5)
+        return {}
+
+    second = TimedProvider()
+    engine = await harness.open(
+        {
+            "first": serving("first", ScriptedProvider()),
+            "second": serving("second", second, rate=RateLimit(0.1, 1)),
+        },
+        directory=RecipientHook(slow_facts),
+    )
+    for _ in range(4):
+        await mail(engine)
+    await seconds(2)
+    await engine.force_breaker("first", Phase.OPEN, who="ada")
+    await mail(engine)
+    await seconds(10)
+    assert len(second.times) == 1
 
 
 async def test_a_rate_limit_covers_all_hosts_of_a_webhook(harness: EngineHarness) -> None:

@@ -208,6 +208,16 @@ async def test_an_impossible_command_is_refused_with_the_status(
         assert "synchronous" not in caught.value.message
 
 
+async def test_a_refused_command_says_what_to_do_instead(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    id = await mail(engine)
+    await seconds(1)
+    with pytest.raises(CommandRefused, match="create a new notification to send it again"):
+        await engine.retry(id)
+    with pytest.raises(CommandRefused, match="See `homing status` for what happened to it"):
+        await engine.cancel(id, who="ada")
+
+
 # Bulk commands -----------------------------------------------------------------------------------------
 
 

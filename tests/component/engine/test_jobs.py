@@ -45,7 +45,7 @@ async def read(engine: Homing, job: Job) -> Job:
 async def test_a_job_runs_in_the_background_and_reports_its_progress(harness: EngineHarness) -> None:
     engine, provider, ids = await dead(harness, 30)
     job = await resend(engine, rate=10)
-    assert (job.status, job.done) == (JobStatus.RUNNING, 0)
+    assert (job.status, job.expected, job.done) == (JobStatus.RUNNING, 30, 0)
     await seconds(1.5)
     assert 10 <= (await read(engine, job)).done < 30
     await seconds(3)

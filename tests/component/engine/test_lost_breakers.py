@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 
+import pytest
+
 from homing import Status
 from homing.core.notifications import OutcomeKind
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import Breaker, BreakerPolicy, Phase
 from homing.stores.sqlite import SqliteStore
-from support.engine_harness import EngineHarness, TimedProvider, mail, phase, seconds, status
+from support.engine_harness import EngineHarness, FailingProvider, TimedProvider, mail, phase, seconds, status
 
 
 class Snapshot:
@@ -118,3 +120,59 @@ async def test_a_breaker_that_opens_while_its_last_state_is_written_is_written_a
         await breakers.refresh(at_once=True)
     assert breakers.state("mail").phase is Phase.OPEN
     assert await phase(harness) is Phase.OPEN
+
+
+async def test_failures_that_are_counted_while_a_state_is_written_open_the_breaker_in_time(
+    harness: EngineHarness,
+) -> None:
+    """They were forgotten, so that the breaker opened one failure or more too late (seed 2600000221)."""
+    engine = await harness.open({"mail": TimedProvider()}, working=False)
+    breakers = engine.worker._breakers
+    limit = BreakerPolicy().failures
+
+    async def fail_meanwhile(operation: str) -> None:
+        if operation == "put_breaker":
+            harness.store.on_call = None
+            for _ in range(limit - 1):
+                breakers.record("mail", OutcomeKind.TRANSIENT)
+
+    for _ in range(limit):
+        breakers.record("mail", OutcomeKind.TRANSIENT)
+    await breakers.refresh(at_once=True)
+    await seconds(61)
+    assert await breakers.try_trial("mail", 1_000)
+    breakers.record("mail", OutcomeKind.ACCEPTED, trial=True)
+    harness.store.on_call = fail_meanwhile
+    await breakers.refresh(at_once=True)
+    assert breakers.state("mail").phase is Phase.CLOSED
+    breakers.record("mail", OutcomeKind.TRANSIENT)
+    assert breakers.state("mail").phase is Phase.OPEN
+
+
+async def test_a_late_answer_to_the_write_of_a_health_check_does_not_bring_back_an_open_breaker(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile, a trial has closed the breaker. The worker avoided a healthy provider (seed 2500000443)."""
+    provider = FailingProvider()
+    provider.repair()
+    engine = await harness.open({"mail": provider}, working=False)
+    breakers, write = engine.worker._breakers, harness.store.put_breaker
+    await breakers.refresh(at_once=True)
+    while breakers.state("mail").phase is Phase.CLOSED:
+        breakers.record("mail", OutcomeKind.TRANSIENT)
+    await breakers.refresh(at_once=True)
+
+    async def answer_late(provider: str, breaker: Breaker) -> bool:
+        written = await write(provider, breaker)
+        monkeypatch.setattr(harness.store, "put_breaker", write)
+        await breakers.refresh(at_once=True)
+        assert await breakers.try_trial("mail", 1_000), "the health check allows a trial at once"
+        breakers.record("mail", OutcomeKind.ACCEPTED, trial=True)
+        await breakers.refresh(at_once=True)
+        return written
+
+    monkeypatch.setattr(harness.store, "put_breaker", answer_late)
+    await seconds(BreakerPolicy().health_every_ms / 1000)
+    await breakers.check_health()
+    assert breakers.state("mail").phase is Phase.CLOSED
+    assert await phase(harness) is Phase.CLOSED

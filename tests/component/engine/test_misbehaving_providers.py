@@ -15,13 +15,14 @@ from homing import Outcome, OutcomeKind, Status
 from homing.core.errors import DeliveryTimeout, StoreUnavailable
 from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement
-from homing.core.notifications import Recipient
+from homing.core.notifications import Reason, Recipient
 from homing.core.ports.providers import Delivery
 from homing.core.retry.decide import RecipientFacts
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from support.batch_provider import BatchProvider
 from support.engine_harness import (
+    ADA,
     EngineHarness,
     K,
     RecipientHook,
@@ -62,6 +63,27 @@ class BlockingFunction:
         return id
 
 
+class PlainProvider:
+    """An object whose methods are plain ones. `send` blocks its thread for eight seconds of virtual time."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.running = 0
+
+    def send(self, delivery: Delivery) -> Any:
+        self.started += 1
+        return VirtualBlock(self._block())
+
+    def check(self) -> bool:
+        return True
+
+    async def _block(self) -> Outcome:
+        self.running += 1
+        await asyncio.sleep(8)
+        self.running -= 1
+        return Outcome(K.ACCEPTED, provider_message_id="m-1")
+
+
 class StubbornProvider(ScriptedProvider):
     """Ignores its cancellation, and returns only when `release` is set."""
 
@@ -91,7 +113,7 @@ async def stubborn() -> AsyncIterator[StubbornProvider]:
     await asyncio.sleep(0)
 
 
-# Blocking functions -------------------------------------------------------------------------------------
+# Blocking functions and methods -------------------------------------------------------------------------
 
 
 async def test_a_blocking_function_delays_no_other_provider(harness: EngineHarness) -> None:
@@ -103,6 +125,24 @@ async def test_a_blocking_function_delays_no_other_provider(harness: EngineHarne
     await seconds(0.1)
     assert await status(engine, id) is Status.SENT
     assert slow.running == 1
+
+
+async def test_a_plain_method_that_sends_runs_in_a_thread_and_its_message_is_sent_once(
+    harness: EngineHarness,
+) -> None:
+    plain, fast = PlainProvider(), TimedProvider()
+    engine = await harness.open({"plain": plain, "fast": serving("fast", fast, "sms")})  # type: ignore[dict-item]
+    id = await mail(engine)
+    await seconds(0.1)
+    other = await text(engine, provider="fast")
+    await seconds(0.1)
+    assert await status(engine, other) is Status.SENT
+    assert plain.running == 1
+    await seconds(10)
+    (attempt,) = (await engine.history(id)).attempts
+    assert (attempt.outcome, attempt.provider_message_id) == (K.ACCEPTED, "m-1")
+    assert plain.started == 1
+    assert [one.usable for one in await engine.check_providers("plain")] == [True]
 
 
 async def test_a_blocking_function_past_its_timeout_is_ambiguous_and_its_late_result_is_ignored(
@@ -194,6 +234,29 @@ async def test_a_synchronous_send_ends_in_time_although_its_provider_ignores_its
         await mail(engine, synchronous=True)
     assert asyncio.get_running_loop().time() - began <= 2
     assert await status(engine, caught.value.notification_id) is Status.FAILED
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_synchronous_send_whose_provider_cancels_its_task_has_a_result(
+    harness: EngineHarness, taken: bool
+) -> None:
+    async def cancel(delivery: Delivery) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if not taken:
+            await asyncio.sleep(1)
+        return "m-1"
+
+    engine = await harness.open({"mail": cancel}, working=False)
+    if taken:
+        assert (await engine.send(ADA, channel="email", body="x", synchronous=True)).status == "sent"
+        return
+    with pytest.raises(DeliveryTimeout) as caught:
+        await engine.send(ADA, channel="email", body="x", synchronous=True)
+    assert caught.value.notification_id is not None
+    (attempt,) = (await engine.history(caught.value.notification_id)).attempts
+    assert attempt.outcome is K.LOST
 
 
 async def test_a_provider_that_is_tried_out_and_never_returns_is_left_behind(
@@ -354,6 +417,31 @@ async def test_an_attempt_whose_lease_cannot_be_extended_is_given_back(
     history = await engine.history(id)
     assert [one.outcome for one in history.attempts] == [K.ACCEPTED]
     assert history.notification.attempt_count == 1
+
+
+async def test_what_was_settled_before_its_batch_broke_off_is_not_given_back(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.ERROR)
+    skip = {ADA: RecipientFacts(skip=Reason.SUPPRESSED)}
+    directory = RecipientHook(lambda claims: {c.id: skip.get(c.address, RecipientFacts()) for c in claims})
+    engine = await harness.open({"mail": ScriptedProvider("mail")}, working=False, directory=directory)
+    skipped, held = await mail(engine), await mail(engine, "b@example.org")
+    route = engine._deliverer.route
+
+    async def broken(ready: Any, settle: Any) -> Any:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(engine._deliverer, "route", broken)
+    engine.start_worker()
+    await seconds(3)
+    assert await status(engine, skipped) is Status.SKIPPED
+    assert {record.getMessage() for record in caplog.records} == {
+        "1 claims could not be started; they are given back"
+    }
+    monkeypatch.setattr(engine._deliverer, "route", route)
+    await seconds(30)
+    assert await status(engine, held) is Status.SENT
 
 
 async def test_claims_that_cannot_be_checked_are_given_back(

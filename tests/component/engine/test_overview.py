@@ -6,12 +6,16 @@ from datetime import timedelta
 
 import pytest
 
-from homing import Channel, InvalidRequest
+from homing import Channel, InvalidRequest, Status
 from homing.core.notifications import Filter
 from homing.core.overview import VerdictLevel
+from homing.core.routing.breaker import Phase
+from homing.core.times import moment
+from homing.engine.intake.dead_requests import dead_request
 from homing.engine.operations import commands, searches
 from homing.engine.operations.dead_letters import fetch_dead_letters
 from homing.providers.local.scripted import ScriptedProvider
+from homing.testing.builders import DAY_MS, a_notification, a_submission, an_id
 from support.engine_harness import EngineHarness, K, mail, seconds
 
 
@@ -42,6 +46,14 @@ async def test_an_outage_is_named_with_its_provider_and_what_waits(harness: Engi
     email = found.of(Channel.EMAIL)
     assert [one.provider for one in email.troubles] == ["mail"]
     assert email.troubles[0].failed_over_to is None
+
+
+async def test_the_other_provider_that_an_outage_names_is_one_that_works(harness: EngineHarness) -> None:
+    engine = await harness.open({name: ScriptedProvider(name) for name in ("a", "b", "c")})
+    for name in ("a", "b"):
+        await engine.force_breaker(name, Phase.OPEN, who="ada")
+    email = (await engine.overview()).of(Channel.EMAIL)
+    assert {one.provider: one.failed_over_to for one in email.troubles} == {"a": "c", "b": "c"}
 
 
 async def test_dead_letters_are_counted_in_the_overview(harness: EngineHarness) -> None:
@@ -99,6 +111,19 @@ async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: 
         await engine.waiting_histogram(most=0)
 
 
+async def test_what_becomes_due_right_now_is_late_from_now_on(harness: EngineHarness) -> None:
+    engine, store = await harness.open(working=False), harness.store
+    due = await store.now_ms() + 1_000
+    await store.accept([a_submission(a_notification(send_at=due))])
+    found = []
+    for now in (due - 1, due):
+        harness.clock.jump(now - await store.now_ms())
+        for step_ms in (None, 60_000):
+            [group] = (await store.waiting_groups(engine.tenant, step_ms=step_ms)).groups
+            found.append((group.late, group.oldest_at))
+    assert found == [(0, None), (0, None), (1, moment(due)), (1, moment(due))]
+
+
 async def test_the_overview_of_providers_has_their_share_latency_and_failing_hosts(
     harness: EngineHarness,
 ) -> None:
@@ -121,6 +146,19 @@ async def test_the_overview_of_providers_has_their_share_latency_and_failing_hos
     assert [(host.host, host.count) for host in found.failing_hosts] == [("down.example", 2)]
     (unused,) = (await engine.of("other").provider_overview()).items
     assert (unused.attempts, unused.mean_attempt_ms, unused.share) == (0, None, {})
+
+
+async def test_a_request_that_was_never_accepted_is_no_failing_host(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_RECIPIENT)})
+    unread = dead_request(
+        id=an_id(), channel=Channel.WEBHOOK, type="t", request="{", why="cannot be read", max_age_ms=DAY_MS
+    )
+    await harness.store.accept([a_submission(unread)])
+    await engine.send(channel="webhook", recipient={"url": "https://down.example/a"}, content={"body": "."})
+    await seconds(5)
+    found = await engine.provider_overview()
+    assert (await engine.get(unread.id)).status is Status.FAILED
+    assert [(host.host, host.count) for host in found.failing_hosts] == [("down.example", 1)]
 
 
 async def test_dead_letters_are_grouped_and_a_dry_run_counts_and_estimates(harness: EngineHarness) -> None:

@@ -183,3 +183,18 @@ async def test_an_invalid_test_message_is_refused(
         await engine.try_provider(provider, address, channel)
     assert refused.value.field == field
     assert both.sent == []
+
+
+async def test_a_breaker_that_another_process_opened_a_moment_ago_holds_a_notification_back(
+    harness: EngineHarness,
+) -> None:
+    one = await harness.open({"mail": ScriptedProvider()}, working=False)
+    two = await harness.open({"mail": ScriptedProvider()}, working=False)
+    waiting = await two.get(await mail(two))
+    assert await two.find_hold(waiting) is None
+    await one.force_breaker("mail", Phase.OPEN, who="ada")
+    hold = await two.find_hold(waiting)
+    assert hold is not None
+    assert (hold.provider, hold.until) == ("mail", None)
+    await one.force_breaker("mail", None, who="ada")
+    assert await two.find_hold(waiting) is None

@@ -157,6 +157,20 @@ async def test_a_sink_that_fails_for_long_does_not_delay_the_others(harness: Eng
     running.cancel()
 
 
+async def test_a_sink_that_fails_for_long_is_asked_less_and_less_often(harness: EngineHarness) -> None:
+    sink = RecordingSink()
+    sink.fails = True
+    running = asyncio.create_task((await a_relay(harness, sink=sink)).run())
+    await harness.store.emit([an_event(1)])
+    asked = []
+    for _ in range(4):
+        before = sink.asked
+        await seconds(60)
+        asked.append(sink.asked - before)
+    assert asked[0] > asked[-1] > 0
+    running.cancel()
+
+
 async def test_events_left_behind_by_one_relay_are_published_by_another(harness: EngineHarness) -> None:
     first, second = RecordingSink(), RecordingSink()
     first.fails = True

@@ -123,6 +123,28 @@ def test_a_provider_given_in_python_is_an_object_a_function_or_listed() -> None:
     assert found["ready"].max_in_flight == 1
 
 
+def test_a_class_in_place_of_a_provider_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"providers\.own: is the class ScriptedProvider; give an instance"):
+        build_roster(load_settings(), {"own": ScriptedProvider})
+
+
+def test_plain_methods_of_a_provider_get_threads_and_async_ones_do_not() -> None:
+    class Plain:
+        def send(self, delivery: Delivery) -> None:
+            """Accepts everything."""
+
+    class Mixed(ScriptedProvider):
+        def check(self) -> bool:  # type: ignore[override]
+            return True
+
+    found = build_roster(load_settings(), {"plain": Plain(), "mixed": Mixed(), "own": ScriptedProvider()})  # type: ignore[dict-item]
+    assert [(one.id, one.threads is not None, one.max_in_flight) for one in found] == [
+        ("plain", True, 32),
+        ("mixed", True, 128),
+        ("own", False, 128),
+    ]
+
+
 def test_a_provider_given_in_python_can_declare_its_channels() -> None:
     class Birds(ScriptedProvider):
         channels = ("chat",)

@@ -79,6 +79,7 @@ async def test_what_is_excluded_does_not_count() -> None:
         await asyncio.sleep(100)
 
     await limit.exclude(work)
+    assert not deadline.waiting
     with limit:
         await asyncio.sleep(4)
         await limit.exclude(work)

@@ -59,6 +59,9 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     status: JobStatus = JobStatus.RUNNING
     matched: int = 0
     """Number of notifications found so far whose status permits the command."""
+    expected: int | None = None
+    """Number of notifications that matched when the job was started. None if counting them would have taken
+    too long."""
     done: int = 0
     """Number of notifications changed so far."""
     refused: int = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 _T = TypeVar("_T")
 
@@ -21,6 +22,10 @@ class RandomSource(Protocol):
 
     def random(self) -> float: ...
     def getrandbits(self, k: int, /) -> int: ...
+
+
+DEFAULT_THREADS = 32
+"""Number of blocking calls of one provider that may run at the same time, unless `max_in_flight` is set."""
 
 
 class BlockingCalls(Protocol):
@@ -44,3 +49,13 @@ class RunsBlockingCalls(Protocol):
 
     def blocking_calls(self, name: str, most: int) -> BlockingCalls:
         """Returns an object that runs at most `most` calls at the same time."""
+
+
+def is_async(function: Any) -> bool:
+    """Returns True if a call of the function, or of the object's `__call__`, only creates a coroutine.
+
+    Any other function may block and belongs in a thread.
+    """
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # the method is inspected, not called
+    )

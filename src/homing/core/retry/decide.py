@@ -202,6 +202,8 @@ def skip_retry(settlement: Settlement, claim: Claim, reason: Reason) -> Settleme
         reason=reason,
         attempt=settlement.attempt,
         bounce_always=settlement.bounce_always,
+        bounce_min_ms=settlement.bounce_min_ms,
+        bounce_max_ms=settlement.bounce_max_ms,
     )
 
 
@@ -352,9 +354,9 @@ def _settle_final(
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
     shortest_ms = longest_ms = None
-    # If there may be a message, a receipt may still report its failure. A command may have reopened the
-    # notification by then.
-    if status is _SENT or status is _IN_DOUBT or record.outcome in _UNSURE:
+    # A receipt may still report that this message or an earlier one has failed. A command may have reopened
+    # the notification by then.
+    if status is not _DELIVERED or claim.attempt > 1:
         shortest_ms, longest_ms = bounds_ms(policy, claim.attempt - claim.moves, claim.last_delay_ms)
     return Settlement(
         id=claim.id,

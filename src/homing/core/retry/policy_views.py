@@ -107,7 +107,7 @@ class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
         """Returns the fields as a patch. Raises `ConfigError` if `call` is set."""
         if self.call is not UNSET:
             raise ConfigError("call", "is a function, which can be set only in the configuration")
-        return PolicyPatch(**{name: getattr(self, name) for name in self.__struct_fields__ if name != "call"})
+        return PolicyPatch(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class RuleSource(StrEnum):

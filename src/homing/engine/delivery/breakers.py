@@ -307,8 +307,9 @@ class Breakers:
             now = self._store_clock.now()
             forced = force_phase(self.state(provider), phase, who, now, why, for_ms)
             if await self._backend.put_breaker(provider, forced):
-                self._states[provider] = self._wrote(provider, forced)
+                self._replace(provider, forced)
                 self._announce_forced(provider, phase, who, why)
+                self._wake_worker()
                 await self._alerts.flush()
                 return self._states[provider]
 
@@ -323,7 +324,7 @@ class Breakers:
         before = self.state(provider)
         tripped = open_breaker(before, why, pause_ms, self._store_clock.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
-            self._states[provider] = self._wrote(provider, tripped)
+            self._replace(provider, tripped)
             log.warning("breaker of %s is open: %s", provider, why)
             self._announce(provider, tripped)
             await self._alerts.flush()
@@ -369,12 +370,12 @@ class Breakers:
             or check_gate(state, self._store_clock.now()) is not BreakerGate.STOP
         ):
             return
-        if problem := await find_problem(listed.provider.check):
+        if problem := await find_problem(listed.check):
             log.info("health check of %s failed: %s", listed.id, problem)
             return
         better = record_health_check(state, self._store_clock.now())
         if better is not state and await self._backend.put_breaker(listed.id, better):
-            self._states[listed.id] = self._wrote(listed.id, better)
+            self._replace(listed.id, better)
             self._wake_worker()
 
     async def _share(self) -> None:
@@ -394,22 +395,35 @@ class Breakers:
         self._stored[provider], self._written[provider] = stored, self._reads
         return stored
 
+    def _replace(self, provider: str, written: Breaker) -> None:
+        """Replaces this worker's view by a state that was just stored.
+
+        If the store's answer was slow, a newer state may have been read or written since. It is kept.
+        """
+        known = self._states.get(provider)
+        if known is None or known.version <= written.version:
+            self._states[provider] = self._wrote(provider, written)
+
     def _adopt(self, provider: str, before: Breaker, stored: Breaker) -> None:
         """Adopts a state that was just stored.
 
-        A change of phase by this worker during the write is kept, and stored at the next refresh. A state
-        that was read during the write is not: the write has replaced it.
+        A change of phase by this worker during the write is kept, and stored at the next refresh. Failures
+        that it counted meanwhile are kept too. A state that was read during the write is not: the write has
+        replaced it.
         """
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
             return  # a newer state was read during the write
         was_read = newer is self._stored.get(provider)
         written = self._wrote(provider, stored)
-        if newer is None or newer is before or was_read or newer.phase is before.phase:
+        if newer is None or newer is before or was_read:
             self._states[provider] = written
-        else:
+        elif newer.phase is not before.phase:
             self._states[provider] = replace(newer, version=written.version)
             self._unshared.add(provider)
+        else:
+            failures = newer.failures if newer.phase is written.phase else written.failures
+            self._states[provider] = replace(written, failures=failures)
 
     def _announce_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
         self._observer.breaker_changed(provider, phase or self.state(provider).phase)

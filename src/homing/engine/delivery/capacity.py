@@ -79,6 +79,21 @@ class _TokenOffer(Struct, frozen=True):
     """Milliseconds until the bucket will have another one for all modes. 1 if it has one already."""
 
 
+class SpentTokens(Struct, frozen=True):
+    """Providers at which the claims of one batch have spent their rate limit tokens."""
+
+    unpaid: Mapping[str, bool]
+    """Ids of the claims for which no token was held. True if the claim may take one of the provider's
+    reserve."""
+    stand_ins: Mapping[str, str]
+    """Provider → the provider that stood in for it when the tokens were spent. The next claim may find
+    another one."""
+
+    def are_at(self, meant: str, provider: str) -> bool:
+        """Returns True if the tokens of claims made for `meant` were spent at `provider`."""
+        return provider == self.stand_ins.get(meant, meant)
+
+
 class Capacity:
     """Counts attempts in flight and computes how many more may start."""
 
@@ -249,12 +264,8 @@ class Capacity:
             elif not chosen:
                 self._short_of_tokens.discard(provider)
 
-    def spend_tokens(self, claims: Sequence[Claim]) -> Mapping[str, bool]:
-        """Spends one rate limit token per claim, at the provider that the claim is expected to go to.
-
-        Returns the ids of the claims for which no token was held. The value is True if the claim may take one
-        of the provider's reserve.
-        """
+    def spend_tokens(self, claims: Sequence[Claim]) -> SpentTokens:
+        """Spends one rate limit token per claim, at the provider that the claim is expected to go to."""
         unpaid: dict[str, bool] = {}
         by_provider: dict[str, list[Claim]] = {}
         for claim in claims:
@@ -270,11 +281,7 @@ class Capacity:
                 offer = self._token_offers.get(provider)
                 reserved = missing - (offer.expected if offer else 0)
                 unpaid |= {claim.id: turn < reserved for turn, claim in enumerate(urgent[:missing])}
-        return unpaid
-
-    def is_token_spent_at(self, meant: str, provider: str) -> bool:
-        """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
-        return provider == self._stand_ins.get(meant, meant)
+        return SpentTokens(unpaid, self._stand_ins)
 
     async def take_tokens(self, provider: str, number: int, *, reserved: bool) -> tuple[int, int]:
         """Takes rate limit tokens of `provider`.

@@ -23,7 +23,7 @@ from homing.core.ports.stores import Backend
 from homing.core.retry.decide import postpone
 from homing.core.retry.policy import DEFAULT_LEASE_MS
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.capacity import Capacity
+from homing.engine.delivery.capacity import Capacity, SpentTokens
 from homing.engine.delivery.concurrency_limit import SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.delivery.settler import Settler
@@ -308,14 +308,14 @@ class Worker:
             request, batch.claims
         )
         if batch.claims:
-            unpaid = self._track(batch)
-            self._spawn(self._deliver(batch.claims, unpaid))
+            spent = self._track(batch)
+            self._spawn(self._deliver(batch.claims, spent))
         if self._ended_since_claim:
             self._request_claim()
         return batch
 
-    def _track(self, batch: ClaimBatch) -> Mapping[str, bool]:
-        """Counts claims as in flight. Returns those that still need a token, as `Capacity.spend_tokens`."""
+    def _track(self, batch: ClaimBatch) -> SpentTokens:
+        """Counts claims as in flight and spends their rate limit tokens."""
         now = batch.now
         self._in_flight.update([(lease_key(claim), claim) for claim in batch.claims])
         self._idle.clear()
@@ -337,11 +337,10 @@ class Worker:
         await self._breakers.refresh()
         await self._policies.refresh(max_age_ms=RULES_MAX_AGE_MS)
 
-    async def _deliver(self, claims: Sequence[Claim], unpaid: Mapping[str, bool]) -> None:
+    async def _deliver(self, claims: Sequence[Claim], spent: SpentTokens) -> None:
         """Guards and routes the whole batch, then starts its attempts.
 
-        Providers that support it get their attempts in one call. `unpaid` has the ids of the claims that
-        still need a rate limit token, and whether it may be one of the reserve.
+        Providers that support it get their attempts in one call.
         """
         by_id = {claim.id: claim for claim in claims}
         unsettled = dict.fromkeys(by_id)
@@ -353,7 +352,7 @@ class Worker:
         try:
             ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
-            allowed = await self._within_limits(by_id, placed, unpaid, settle)
+            allowed = await self._within_limits(by_id, placed, spent, settle)
             within = await self._deliverer.extend_short_leases(allowed, settle)
             for one in within:
                 claim = by_id[one.claim.id]
@@ -390,7 +389,7 @@ class Worker:
         self,
         claims: Mapping[str, Claim],
         placed: Sequence[ReadyClaim],
-        unpaid: Mapping[str, bool],
+        spent: SpentTokens,
         settle: Callable[[Settlement], None],
     ) -> list[ReadyClaim]:
         """Returns the claims to attempt now.
@@ -398,7 +397,7 @@ class Worker:
         Postpones claims that need a rate limit token if their provider has none left.
         """
         moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
-        counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
+        counted, unpaid = {move for move in moves if spent.are_at(*move)}, spent.unpaid
         if len(counted) == len(moves) and not unpaid:
             return list(placed)
         kept: set[str] = set()

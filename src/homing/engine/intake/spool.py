@@ -59,6 +59,9 @@ class Spool:
         self._inode = 0
         self._turn = asyncio.Lock()
         self._by_key: dict[RequestKey, StoredRequest] = {}
+        self._set_aside: list[bytes] = []
+        """Lines to write to the `.refused` file when all others are stored. A move that is interrupted and
+        repeated would write them again."""
         self.written = False
         """True if a request was spooled since the task that empties the spool was last woken."""
 
@@ -106,6 +109,7 @@ class Spool:
 
     async def _move_to_store(self, store: Store) -> int:
         lines = await asyncio.to_thread(self._lines)
+        self._set_aside.clear()  # an interrupted move begins again
         taken = 0
         for start in range(0, len(lines), _CHUNK_SIZE):
             chunk = [
@@ -115,8 +119,17 @@ class Spool:
                 await self._accept(store, chunk)
             taken += len(chunk)
         if lines:
-            await asyncio.to_thread(self._remove_lines, len(lines))
+            await asyncio.to_thread(self._end_move, len(lines))
         return taken
+
+    def _end_move(self, count: int) -> None:
+        """Writes what was set aside to the `.refused` file, and removes the first `count` lines."""
+        if self._set_aside:
+            with _open_private(self._sibling("refused"), "ab") as file:
+                file.writelines(line + b"\n" for line in self._set_aside)
+                file.flush()
+                os.fsync(file.fileno())
+        self._remove_lines(count)
 
     def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
         with self._locked():
@@ -140,7 +153,7 @@ class Spool:
                     "a spooled request was rejected: its idempotency key "
                     "already belongs to a different request"
                 )
-                self._move_to_refused(msgspec.json.encode(submission))
+                self._set_aside.append(msgspec.json.encode(submission))
 
     async def _bury(self, store: Store, submission: Submission, error: StoreRejected) -> None:
         """Stores a refused request as dead letters under the ids that its sender has got."""
@@ -150,14 +163,14 @@ class Spool:
         too_long = len(text) > MAX_REQUEST_CHARS
         if too_long:
             why += f"; the request is cut here and complete in {self._sibling('refused').name}"
-            self._move_to_refused(line)
+            self._set_aside.append(line)
         for form in forms_of(_dead_letters(submission, text, why)):
             with suppress(StoreRejected):
                 await store.accept([form])
                 return
         log.error("a spooled request can be stored in no form and is moved to the .refused file: %s", error)
         if not too_long:
-            self._move_to_refused(line)
+            self._set_aside.append(line)
 
     def _append(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         with self._locked():
@@ -213,14 +226,8 @@ class Spool:
             return self._decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
-            self._move_to_refused(line)
+            self._set_aside.append(line)
             return None
-
-    def _move_to_refused(self, line: bytes) -> None:
-        with _open_private(self._sibling("refused"), "ab") as file:
-            file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def _remove_lines(self, count: int) -> None:
         """Removes the first `count` lines. Lines added meanwhile stay."""

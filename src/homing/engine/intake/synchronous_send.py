@@ -232,19 +232,26 @@ class SynchronousSender:
         """Makes an attempt, and returns its settlement at its deadline even if the provider never returns."""
         expired: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
 
+        settled: list[Settlement | None] = []
+
         def on_expired(_: ReadyClaim, settlement: Settlement, __: asyncio.Task[Any]) -> None:
             expired.set_result(settlement)
 
-        attempt = asyncio.create_task(
-            self._deliverer.attempt(one, on_expired, SlotWaits(), until_ms, on_started)
-        )
+        async def send() -> None:
+            settled.append(await self._deliverer.attempt(one, on_expired, SlotWaits(), until_ms, on_started))
+
+        attempt = asyncio.create_task(send())
         try:
             ends: set[asyncio.Future[Any]] = {attempt, expired}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             attempt.cancel()  # no effect on an attempt that has ended
             leave_behind(attempt)
-        return expired.result() if expired.done() else attempt.result()
+        if expired.done():
+            return expired.result()
+        if not settled and attempt.cancelled():  # by its provider: this task was not cancelled
+            return self._deliverer.settle_lost(one.claim)
+        return settled[0] if settled else attempt.result()
 
     async def _take_token(self, provider: str) -> None:
         """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
+from datetime import timedelta
 from typing import Any
 
 from msgspec.structs import replace
@@ -58,6 +59,9 @@ A job whose progress is not written in time counts as interrupted, even if it st
 """
 
 _HEARTBEAT_MS = 5_000
+
+_COUNT_WITHIN = timedelta(milliseconds=50)
+"""Time in which a new job counts what it will change, so that its progress can be compared with that."""
 
 _MAX_RUNNING_PER_TENANT = 5
 
@@ -123,6 +127,7 @@ class Jobs:
         plain_text(who, "who")
         plain_text(why, "why")
         filter = read_filter(filter)
+        expected = await self._count(tenant, command, filter)
         now = await self._backend.now_ms()
         job = Job(
             id=uuid7(now, self._random_source.getrandbits(74)),
@@ -131,6 +136,7 @@ class Jobs:
             who=who,
             why=why,
             rate_per_second=rate_per_second,
+            expected=expected,
             created_at=moment(now),
             updated_at=moment(now),
             worker=self._worker,
@@ -231,6 +237,15 @@ class Jobs:
         await asyncio.gather(*running, return_exceptions=True)
 
     # Starting a job -------------------------------------------------------------------------------
+
+    async def _count(self, tenant: str, command: CommandName, filter: Filter) -> int | None:
+        """Returns how many notifications a new job will change, or None if that cannot be counted quickly."""
+        try:
+            found = await self._tenant_api(tenant).dry_run(command, filter, within=_COUNT_WITHIN)
+        except StoreError as error:
+            log.info("a new job starts without a count of what it will change: %s", error)
+            return None
+        return found.matched if found.complete else None
 
     async def _resumable(self, tenant: str, id: str) -> tuple[Job, int]:
         """Returns a job that can be resumed, and its version. Aborts it if it still runs in this process."""

@@ -23,8 +23,9 @@ from homing.core.request_decoding import read_filter
 from homing.core.retry.backoff import base_delay_ms, delay_ms
 from homing.core.retry.decide import allowed_attempts
 from homing.core.retry.policy import FailoverWait, MatchKeys, Resolution, RetryPolicy
+from homing.core.routing.breaker import BreakerGate, reopens_at
 from homing.core.routing.delivery_modes import mode_of
-from homing.core.routing.failover import next_step
+from homing.core.routing.failover import Route, next_step
 from homing.core.routing.splits import override_view
 from homing.core.send_request import priority_of
 from homing.core.statistics import (
@@ -109,6 +110,7 @@ class QueueOperations:
         n = history.notification
         resolution = self._resolution(n)
         split = None if n.pinned else self._roster.override_of(n.channel, n.id)
+        await self._breakers.try_refresh()
         return Explanation(
             history=history,
             resolution=resolution,
@@ -406,13 +408,29 @@ class QueueOperations:
         allowed, number = allowed_attempts(n, policy), n.attempt_count + 1
         free = f" ({number - n.moves} counted)" if n.moves else ""
         attempt = f"attempt {number}{free} of {allowed} at {at}{held}"
-        return f"{attempt} goes to {n.provider}{self._then(n, policy)}"
-
-    def _then(self, n: Notification, policy: RetryPolicy) -> str:
-        """Returns what follows if the next attempt fails, and which providers are spent."""
-        tried = {*n.spent, n.provider}
         route = () if n.pinned else self._roster.route_of(n.channel, n.id)
-        other = next_step(route, spent=tried, stopped=(), holds={}, now=0)
+        stopped = self._stopped_at(route, n.next_retry_at)
+        provider, why = n.provider, ""
+        if provider in stopped:
+            other = next_step(route, spent=n.spent, stopped=stopped, holds={}, now=0)
+            if other is not None:
+                provider, why = other.provider, f", because the breaker of {n.provider} is open"
+        return f"{attempt} goes to {provider}{why}{self._then(n, policy, provider, route, stopped)}"
+
+    def _stopped_at(self, route: Route, at: datetime) -> frozenset[str]:
+        """Returns the providers of a route whose breakers, as read last, allow no attempt at that time."""
+        stopped = set()
+        for name in (step.provider for step in route):
+            ends_ms = reopens_at(self._breakers.state(name))
+            if self._breakers.gate(name) is BreakerGate.STOP and (ends_ms is None or moment(ends_ms) > at):
+                stopped.add(name)
+        return frozenset(stopped)
+
+    def _then(
+        self, n: Notification, policy: RetryPolicy, provider: str, route: Route, stopped: frozenset[str]
+    ) -> str:
+        """Returns what follows if the next attempt fails at `provider`, and which providers are spent."""
+        other = next_step(route, spent={*n.spent, provider}, stopped=stopped, holds={}, now=0)
         failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
         when = "at once" if policy.failover_wait is FailoverWait.NONE else "after the backoff"
         then = f" (then {other.provider} {when}, after {failures})" if other else ""

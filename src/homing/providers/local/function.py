@@ -10,13 +10,10 @@ from typing import Any
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
-from homing.core.ports.runtime import BlockingCalls
+from homing.core.ports.runtime import DEFAULT_THREADS, BlockingCalls, is_async
 from homing.providers.common.thread_pool import ThreadPool
 
 SendFunction = Callable[[Delivery], "Outcome | str | Awaitable[Outcome | str | None] | None"]
-
-DEFAULT_THREADS = 32
-"""Number of calls of a plain function that may run at the same time, unless `max_in_flight` is set."""
 
 _CLOSE_MS = 5_000
 
@@ -31,7 +28,7 @@ class FunctionProvider:
 
     def __init__(self, function: SendFunction) -> None:
         self._function: Callable[[Delivery], Any] = function
-        self._is_async = _is_async(function)
+        self._is_async = is_async(function)
         """True if the function runs on the event loop."""
         self.max_in_flight = None if self._is_async else DEFAULT_THREADS
         """Default number of attempts in flight. None if the function needs no threads."""
@@ -72,10 +69,3 @@ class FunctionProvider:
             self._threads = ThreadPool[Any]("homing-function", DEFAULT_THREADS)
         result = await self._threads.call(partial(self._function, delivery))
         return await result if inspect.isawaitable(result) else result
-
-
-def _is_async(function: Any) -> bool:
-    """Returns True if a call of the function, or of the object's `__call__`, only creates a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  # the method is inspected, not called
-    )

@@ -60,9 +60,12 @@ class Walk(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(list(OutcomeKind)))
     def an_attempt_ends(self, kind: OutcomeKind) -> None:
-        """While half open this is the trial's attempt; while open it is an earlier attempt."""
+        """While half open this is the trial's attempt; while open it is an earlier attempt.
+
+        A breaker that an operator has forced does not change.
+        """
         self.breaker = record_outcome(self.breaker, POLICY, blames_provider(kind), self.now)
-        if kind in SILENT:
+        if kind in SILENT or self.ordered is not None:
             return
         if kind in BAD:
             self.bad_in_a_row += 1
