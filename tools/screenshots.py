@@ -1,4 +1,4 @@
-"""Makes pictures of every screen of the dashboard, light and dark, and of some at the width of a phone.
+"""Makes pictures of every screen of the dashboard, light, dark and at the width of a phone.
 
 `make screenshots` writes them to build/screenshots. It needs Chromium.
 """
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from playwright.sync_api import Browser, sync_playwright
 
 from support.chromium import launch
-from support.dashboard_site import SCREENS, DashboardSite, fill
+from support.dashboard_site import SCREENS, DashboardSite, fill, furnish
 
 FOLDER = Path("build/screenshots")
 
@@ -23,6 +23,8 @@ TOML = """
 [dashboard]
 environment = "staging"
 color = "amber"
+[templates]
+locales = ["en-US", "de-DE"]
 [providers.console]
 kind = "console"
 [routes]
@@ -37,12 +39,18 @@ base_ms = "5s"
 """
 
 
+OPENED = ("providers", "policies-rule", "keys", "job", "recipient")
+"""Names of the screens whose forms are open on the pictures."""
+
+
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     only = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, DashboardSite(Path(folder), toml=TOML) as site:
         ids = fill(site)
-        site.wait_for(site.send("https://example.org/hook", channel="webhook"), "sent")
+        single = furnish(site)
+        hook = site.send("https://example.org/hook", channel="webhook")
+        site.wait_for(hook, "sent")
         site.pigeon.up = False
         late = site.send(*(f"+4915155500{i:02d}" for i in range(14)), channel="sms", content={"text": "Hi"})
         site.wait_for(late, "sent", "retrying")
@@ -55,16 +63,18 @@ def main() -> None:
         site.wait_for(late, "retrying", "pending")
         pages = [
             *SCREENS,
+            *single,
             (f"notifications/{ids['dead']}", "notification-dead"),
             (f"notifications/{ids['sent']}", "notification-sent"),
             (f"notifications/{ids['hostile']}", "notification-hostile"),
             (f"notifications/{late[0]}", "notification-late"),
+            (f"inbox?id={hook[0]}", "inbox-message"),
         ]
         with sync_playwright() as playwright:
             browser = launch(playwright)
             for scheme in ("light", "dark"):
                 _shoot(browser, site, pages, only, scheme, 1280, "")
-            _shoot(browser, site, pages[:6] + pages[-4:], only, "light", 390, "-phone")
+            _shoot(browser, site, pages, only, "light", 390, "-phone")
             browser.close()
 
 
@@ -90,6 +100,8 @@ def _shoot(
         if not only or name in only:
             page.goto(f"{site.url}/ui/{path}")
             page.wait_for_timeout(300)
+            if name in OPENED:
+                page.evaluate("for (const one of document.querySelectorAll('details.act')) one.open = true")
             page.screenshot(path=FOLDER / f"{name}-{scheme}{suffix}.png", full_page=True)
     context.close()
 

@@ -227,6 +227,17 @@ def test_a_store_with_data_of_its_own_is_refused(cli: Cli, postgres_url: str) ->
     assert len(in_store(PostgresStore(postgres_url), list_all)) == 1
 
 
+def test_a_store_whose_workers_run_is_refused(cli: Cli, postgres_url: str, mongo_url: str) -> None:
+    path = make(cli.folder)
+    stores: dict[str, Backend] = {postgres_url: PostgresStore(postgres_url), mongo_url: MongoStore(mongo_url)}
+    for url, store in stores.items():
+        cli.ok("db", "migrate", "--store", url)
+        assert in_store(store, lambda opened: opened.lead("upkeep", "busy-1", DAY_MS))
+        result = cli("db", "copy", str(path), url)
+        assert result.code == 4
+        assert "in use by busy-1. Stop its workers" in result.err
+
+
 def test_a_partial_copy_of_another_file_is_refused(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 400)
     _kill_after(cli, ("db", "copy", str(path), postgres_url, "--page", "10"), postgres_url, 50)
@@ -325,6 +336,14 @@ def test_a_copy_to_mongodb_continues_where_it_stopped_and_is_refused_until_it_is
     refused = cli("db", "copy", str(other), mongo_url)
     assert refused.code == 4
     assert "already holds data" in refused.err
+
+
+def test_a_source_without_the_schema_of_this_version_is_refused_with_what_to_do(
+    cli: Cli, postgres_url: str, mongo_url: str
+) -> None:
+    result = cli("db", "copy", postgres_url, mongo_url)
+    assert result.code == 4
+    assert "Run `homing db migrate`" in result.err
 
 
 def test_check_and_migrate_work_on_postgres_and_show_no_password(cli: Cli, postgres_url: str) -> None:

@@ -14,6 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(e
 GROUPS = (
     "bridge",
     "dead",
+    "jobs",
     "providers",
     "sinks",
     "policy",

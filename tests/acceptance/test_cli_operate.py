@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from homing import Homing
 from support.cli_driver import SETTINGS, Cli, Ids, history
 
 
@@ -182,3 +185,55 @@ def test_purge_removes_finished_notifications_and_statistics_still_count_them(pa
     left = {item["id"] for item in after.json["items"]}
     assert left == {past.ids[name] for name in ("waiting", "pending", "doubt")}
     assert sum(row["succeeded"] for row in stats.json["successByAttempt"]) == 4
+
+
+def test_a_waiting_notification_is_rescheduled(past: CliWithHistory) -> None:
+    waiting, sent = past.ids["waiting"], past.ids["sent0"]
+    later, shown, refused, wrong = past.many(
+        ["reschedule", waiting, "2h", "--who", "eva", "--why", "maintenance"],
+        ["status", waiting, "--json"],
+        ["reschedule", sent, "2h"],
+        ["reschedule", waiting, "soon"],
+    )
+    assert later.out.startswith(f"retrying {waiting} is due at ")
+    due = datetime.fromisoformat(shown.json["nextRetryAt"]) - datetime.now(UTC)
+    assert timedelta(hours=1, minutes=50) < due <= timedelta(hours=2)
+    assert refused.code == 1
+    assert f"reschedule is not possible: {sent} is sent" in refused.err
+    assert (wrong.code, "DELAY: is 'soon'" in wrong.err) == (2, True)
+    audit = past.ok("audit", "list", "--json").json["items"]
+    assert ("notification.reschedule", "cli:eva") in {(one["action"], one["who"]) for one in audit}
+
+
+def test_jobs_are_listed_stopped_and_resumed(past: CliWithHistory) -> None:
+    (unknown,) = past.many(["jobs", "stop", "nonsense"])
+    assert unknown.code == 3
+    past.ok("dead", "ack", "--all", "--yes", "--who", "eva")
+    table, listed = past.many(["jobs", "list"], ["jobs", "list", "--json"])
+    (job,) = listed.json["items"]
+    assert (job["command"], job["status"], job["who"]) == ("acknowledge", "done", "eva")
+    assert job["expected"] == job["done"] > 0
+    assert f"{job['done']} of {job['expected']}" in table.out
+    assert max(map(len, table.out.splitlines())) <= 110
+    stopped, resumed = past.many(["jobs", "stop", job["id"]], ["jobs", "resume", job["id"]])
+    assert stopped.out.startswith(f"done {job['id']}")
+    assert resumed.code == 1
+    assert f"resume is not possible: job {job['id']} is done" in resumed.err
+
+
+def test_a_stopped_job_is_resumed_until_it_ends(past: CliWithHistory) -> None:
+    async def start_and_stop() -> str:
+        async with Homing(store=str(past.folder / "homing.db")) as homing:
+            failed = {"statuses": ["failed"]}
+            job = await homing.jobs.start(homing.tenant, "acknowledge", failed, who="eva", rate_per_second=1)
+            await homing.jobs.stop(homing.tenant, job.id, who="eva")
+            while (await homing.jobs.get(homing.tenant, job.id)).status.value == "running":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            return job.id
+
+    id = asyncio.run(start_and_stop())
+    before = past.ok("jobs", "list", "--json").json["items"][0]
+    assert (before["id"], before["status"], before["stopped"]) == (id, "stopped", "stopped by eva")
+    resumed = past.ok("jobs", "resume", id, "--who", "ada")
+    assert resumed.out.startswith(f"done {id} ")
+    assert past.ok("dead", "list", "--json", "--unacknowledged").json["items"] == []

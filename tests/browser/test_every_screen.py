@@ -26,7 +26,8 @@ RUN_AXE = (
 
 
 def screens_of(filled: FilledSite) -> list[str]:
-    return [path for path, _ in SCREENS] + [f"notifications/{id}" for id in filled.ids.values()]
+    notifications = [f"notifications/{id}" for id in filled.ids.values()]
+    return [*(path for path, _ in SCREENS), *filled.pages, *notifications]
 
 
 def find_serious(page: Page, scheme: str) -> list[Any]:
@@ -85,7 +86,8 @@ def plant_hostile_reference_data(site: DashboardSite) -> None:
         await homing.recipients.suppress("email", "hostile@example.org", why=HOSTILE, who=HOSTILE)
         text = HOSTILE.replace("{{7*7}}", "")
         parts = {Channel.EMAIL: TemplateParts(subject=text, text=text, html=f"<p>{text}</p>")}
-        await homing.templates.put(Template(key="hostile", locales={"en-US": parts}), who=HOSTILE)
+        template = Template(key="hostile", locales={"en-US": parts, "de-DE": parts})
+        await homing.templates.put(template, who=HOSTILE)
 
     site.on_loop(store)
 

@@ -332,3 +332,58 @@ def test_an_action_after_the_end_of_the_session_is_refused_with_a_reason(
     page.get_by_role("button", name="Acknowledge").click()
     expect(page.locator("h1")).to_have_text("Your session has ended")
     assert site.on_loop(lambda homing: homing.get(dead)).acknowledged_at is None
+
+
+def test_the_actions_follow_the_status_and_keep_what_is_being_typed(site: DashboardSite, page: Page) -> None:
+    site.pigeon.up = site.hawk.up = False
+    (id,) = site.send("reader@example.org")
+    site.wait_for([id], "retrying")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{id}")
+    page.get_by_text("Move to dead letter…").click()
+    reason = page.locator("details[open]").get_by_label("Reason")
+    reason.fill("the customer has left")
+    hour = timedelta(hours=1)
+    site.on_loop(lambda homing: homing.reschedule(id, hour, who="grace", why="later"))
+    expect(page.locator(".timeline")).to_contain_text("reschedule by grace")
+    expect(reason).to_have_value("the customer has left")
+    page.locator("details[open]").get_by_role("button", name="Move to dead letter").click()
+    expect(page.locator(".notice")).to_have_text("Moved to the dead letters.")
+    assert page.locator("summary", has_text="…").all_inner_texts()[:3] == [
+        "Retry now…",
+        "Resend…",
+        "Acknowledge…",
+    ]
+    site.on_loop(lambda homing: homing.acknowledge(id, who="grace", why="seen"))
+    expect(page.get_by_text("Acknowledge…")).to_have_count(0)
+
+
+def test_a_form_that_is_refused_says_why_and_leads_back(
+    site: DashboardSite, open_context: OpenContext
+) -> None:
+    page = open_context(strict=False).new_page()  # the browser reports the status 422
+    site.pigeon.up = site.hawk.up = False
+    (id,) = site.send("reader@example.org")
+    site.wait_for([id], "retrying")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/notifications/{id}")
+    page.get_by_text("Reschedule…").click()
+    page.get_by_label("Due in").fill("soon")
+    page.locator("details[open]").get_by_label("Reason").fill("x")
+    page.get_by_role("button", name="Reschedule").click()
+    expect(page.get_by_role("alert")).to_contain_text("is not a duration; write it like 10m or 2h")
+    page.get_by_role("link", name="Go back").click()
+    expect(page).to_have_url(f"{site.url}/ui/notifications/{id}")
+
+
+def test_a_job_shows_how_much_is_left(site: DashboardSite, page: Page) -> None:
+    kill_mail(site, 12)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/dead-letters/plan?command=acknowledge&rate=1")
+    page.get_by_label("Reason").fill("the addresses are wrong")
+    page.get_by_role("button", name="Acknowledge 12").click()
+    expect(page.locator("#job")).to_contain_text("done of 12")
+    expect(page.locator("#job")).to_contain_text("left, about")
+    expect(page.get_by_role("progressbar")).to_have_attribute("max", "12")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#job")).to_contain_text("Stopped by link:test")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from support import chromium
-from support.dashboard_site import DashboardSite, fill
+from support.dashboard_site import DashboardSite, fill, furnish
 
 WATCH_VIOLATIONS = (
     "window.__violations = []; addEventListener('securitypolicyviolation', "
@@ -27,6 +27,8 @@ TOML = """
 [dashboard]
 environment = "testing"
 color = "purple"
+[templates]
+locales = ["en-US", "de-DE"]
 [providers.console]
 kind = "console"
 [routes]
@@ -42,6 +44,8 @@ class FilledSite:
 
     site: DashboardSite
     ids: dict[str, str]
+    pages: tuple[str, ...] = ()
+    """Addresses of screens that show a single item, or filtered ones."""
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +67,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FilledSite]:
     with DashboardSite(tmp_path_factory.mktemp("site"), toml=TOML) as site:
         ids = fill(site, number=10)
         site.wait_for(site.send("https://example.org/hook", channel="webhook"), "sent")
-        yield FilledSite(site, ids)
+        pages = tuple(path for path, _ in furnish(site))
+        yield FilledSite(site, ids, pages)
 
 
 @pytest.fixture

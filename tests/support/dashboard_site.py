@@ -15,10 +15,12 @@ import uvloop
 
 from homing import Homing
 from homing.compose import service
+from homing.core.content.templates import Template, TemplateParts
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, OutcomeKind
 from homing.core.ports.providers import Delivery
 from homing.core.request_decoding import read_request
+from homing.core.retry.policy import PolicyPatch, Rule
 from homing.dashboard import pages
 from homing.dashboard.screens import dead_letters, waiting
 from homing.dashboard.visits import DemoEvent
@@ -226,12 +228,6 @@ SCREENS = (
 )
 """Address of each screen that needs no id, and its name."""
 
-TEMPLATES = {
-    "order_shipped/en/email.subject.txt": "Order {{ order }} is on its way",
-    "order_shipped/en/email.html": "<h1>Hello {{ name }}</h1><p>Order {{ order }} is on its way.</p>",
-    "order_shipped/en/email.txt": "Hello {{ name }}, order {{ order }} is on its way.",
-}
-
 
 def fill(site: DashboardSite, *, number: int = 40) -> dict[str, str]:
     """Sends messages of all kinds, and returns ids of interesting ones by name."""
@@ -252,3 +248,99 @@ def fill(site: DashboardSite, *, number: int = 40) -> dict[str, str]:
     site.wait_for([*sent, *sms], "sent")
     site.wait_for([*dead, *hostile], "failed")
     return {"sent": sent[0], "dead": dead[0], "hostile": hostile[0]}
+
+
+def furnish(site: DashboardSite) -> tuple[tuple[str, str], ...]:
+    """Stores templates, recipients, rules, keys, a forced breaker, a split and a job.
+
+    Returns the addresses of the screens that show one of them, and their names.
+    """
+    batch: list[str] = []
+    dead = site.send("nobody-a@example.org", "nobody-b@example.org", type="receipt")
+    site.wait_for(dead, "failed")
+
+    async def store(homing: Homing) -> str:
+        await _store_templates(homing)
+        await _store_recipients(homing)
+        await homing.keys.create("default", "Ada, on call", ["read", "operate"], who="grace")
+        patches = [PolicyPatch(max_attempts=4, base_ms=5_000), PolicyPatch(max_attempts=8, base_ms=5_000)]
+        for patch, why in zip(patches, ("invoices are urgent", "four were too few"), strict=True):
+            rule = Rule(name="invoices", type="invoice", policy=patch)
+            await homing.policies.set(rule, who="grace", why=why)
+        shares = {"pigeon": 80, "hawk": 20}
+        day = timedelta(days=1)
+        await homing.splits.set("email", shares, who="grace", why="hawk is on trial", lasting=day)
+        await homing.force_breaker("console", "closed", who="grace", why="it never fails", lasting=day)
+        sent = await homing.submit(
+            read_request(
+                {
+                    "recipients": [{"email": f"member{i}@example.org"} for i in range(5)],
+                    "channel": "email",
+                    "type": "newsletter",
+                    "content": {"subject": "News", "body": "All is well."},
+                }
+            )
+        )
+        batch.append(sent.batch_id)
+        chosen = {"statuses": ["failed"], "type": "receipt"}
+        job = await homing.jobs.start(
+            "default", "acknowledge", chosen, who="grace", why="the addresses are wrong", rate_per_second=0.1
+        )
+        await homing.jobs.stop("default", job.id, who="grace")
+        return job.id
+
+    job = site.on_loop(store)
+    return (
+        (f"batches/{batch[0]}", "batch"),
+        (f"jobs/{job}", "job"),
+        ("templates/order_shipped", "template"),
+        ("templates?check=1", "templates-check"),
+        ("recipients?id=ada", "recipient"),
+        ("policies?type=invoice", "policies-rule"),
+        ("dead-letters?reason=BAD_RECIPIENT", "dead-letters-filter"),
+        ("find?q=order%3DA-1001", "find-metadata"),
+        ("find?q=nothing-like-this", "find-nothing"),
+    )
+
+
+async def _store_templates(homing: Homing) -> None:
+    for version in ("Order {{ order }}", "Order {{ order }} is on its way"):
+        english = TemplateParts(
+            subject=version,
+            html="<h1>Hello {{ name }}</h1><p>Order <b>{{ order }}</b> is on its way.</p>",
+            text="Hello {{ name }}, order {{ order }} is on its way.",
+        )
+        german = TemplateParts(
+            subject="Bestellung {{ order }}",
+            html="<h1>Hallo {{ name }}</h1><p>Die Bestellung <b>{{ order }}</b> ist unterwegs.</p>",
+            text="Hallo {{ name }}, die Bestellung {{ order }} ist unterwegs.",
+        )
+        sms = TemplateParts(body="Order {{ order }} is on its way.")
+        template = Template(
+            key="order_shipped",
+            locales={
+                "en-US": {Channel.EMAIL: english, Channel.SMS: sms},
+                "de-DE": {Channel.EMAIL: german, Channel.SMS: sms},
+            },
+            sample={"name": "Ada", "order": "A-1001"},
+        )
+        await homing.templates.put(template, who="grace")
+
+
+async def _store_recipients(homing: Homing) -> None:
+    devices = [
+        {"token": "a1b2c3d4e5f6a7b8c9d0", "platform": "ios", "active": True},
+        {"token": "f0e1d2c3b4a5968778", "platform": "android", "active": False},
+    ]
+    for id in ("ada", "grace", "linus"):
+        await homing.recipients.put(
+            {
+                "id": id,
+                "email": f"{id}@example.org",
+                "locale": "en-US",
+                "devices": devices if id == "ada" else [],
+            },
+            who="grace",
+        )
+    await homing.recipients.prefer("ada", category="marketing", channel="email", allowed=False, who="ada")
+    await homing.recipients.suppress("email", "old@example.org", why="mailbox is closed", who="grace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -52,6 +52,14 @@ class Service(Struct, kw_only=True):
     """Returns the metrics for Prometheus and their content type. None if metrics are not enabled."""
     fronts: dict[str, TenantApi] = field(default_factory=dict)
     """The engine's operations by tenant, cached."""
+
+    def simulating(self, tenant: str) -> AbstractContextManager[None]:
+        """Counts a simulation of a tenant, as `one_of` does. The API and the dashboard share the limit."""
+        return self.one_of("simulations", tenant, per_tenant=1, of_all=2)
+
+    def rendering(self, tenant: str) -> AbstractContextManager[None]:
+        """Counts a preview or check of templates of a tenant. The API and the dashboard share the limit."""
+        return self.one_of("renderings", tenant, per_tenant=2, of_all=8)
 
     @contextmanager
     def one_of(self, kind: str, tenant: str, *, per_tenant: int, of_all: int) -> Iterator[None]:

@@ -21,18 +21,27 @@ class Bar(Struct, frozen=True):
 
 
 def draw_sparkline(
-    values: Sequence[float], *, title: str, width: int = 132, height: int = 26, scale: float = 0.0
+    values: Sequence[float],
+    *,
+    title: str,
+    width: int = 132,
+    height: int = 26,
+    scale: float = 0.0,
+    filled: bool = True,
 ) -> str:
-    """Returns a line without axes, from the oldest to the newest value. Its top is `scale` or the maximum."""
+    """Returns a line without axes, from the oldest to the newest value. Its top is `scale` or the maximum.
+
+    The area below the line is tinted if `filled` is True.
+    """
     most = max([scale, *values, 0.0]) or 1.0
     step = width / max(1, len(values) - 1)
     points = [
         (number * step, height - 2 - (height - 4) * value / most) for number, value in enumerate(values)
     ]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    area = f"0,{height} {line} {width},{height}"
+    area = f'<polygon class="area" points="0,{height} {line} {width},{height}" fill="currentColor"/>'
     body = (
-        f'<polygon class="area" points="{area}" fill="currentColor"/>'
+        f"{area if filled else ''}"
         f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5" '
         'stroke-linejoin="round"/>'
         if points

@@ -24,6 +24,7 @@ _COMMANDS = (
     "operations.now",
     "operations.stats_and_health",
     "operations.dead",
+    "operations.jobs",
     "operations.retry_cancel_resolve_purge",
     "operations.providers",
     "operations.sinks",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -44,6 +46,8 @@ _MAX_REQUESTS = 100
 _ANSWER_S = 10.0
 
 _LIVE = "/ui/live/"
+
+_SAFE_PATH = re.compile(r"[a-z][A-Za-z0-9_.~%/-]{0,300}")
 
 _EXPORT, _EXPORT_S = "/ui/export", 120.0
 
@@ -296,7 +300,21 @@ def _failure(request: Request, error: HomingError) -> Response:
 
 def _problem(request: Request, status: int, title: str, text: str) -> Response:
     base = "../" * (request.url.path.count("/") - 2)
-    return HTMLResponse(render("problem.html", title=title, text=text, base=base), status)
+    page = render("problem.html", title=title, text=text, base=base, back=_page_before(request))
+    return HTMLResponse(page, status)
+
+
+def _page_before(request: Request) -> str:
+    """Returns the relative address of the page with the form or link that led here, or nothing.
+
+    Browsers name it only if it is a page of this service.
+    """
+    before, host = urlsplit(request.headers.get("referer", "")), request.headers.get("host", "")
+    _, found, path = before.path.partition(PREFIX)
+    if not found or before.netloc != host or not _SAFE_PATH.fullmatch(path) or path.startswith("sign-in"):
+        return ""
+    query = f"?{before.query}" if before.query and before.query.isascii() else ""
+    return "../" * (request.url.path.count("/") - 2) + path + query
 
 
 def _header(scope: Mapping[str, Any], name: bytes) -> str | None:

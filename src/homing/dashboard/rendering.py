@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -48,6 +49,8 @@ def environment() -> Environment:
         day=show_day,
         kind=kind_of,
         word=show_word,
+        counted=show_counted,
+        with_times=mark_times,
         json=show_json,
         trusted=trust,
         end_time=lambda ms: f"{show_day(moment(ms))} UTC",
@@ -76,6 +79,28 @@ def show_number(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"
+
+
+def show_counted(number: int, one: str, many: str = "") -> str:
+    """Returns a number with its noun, such as `1 entry`. Without `many`, the plural ends in `s`."""
+    return f"{show_number(number)} {one if number == 1 else many or one + 's'}"
+
+
+_TIME_IN_TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\+00:00|Z)")
+
+
+def mark_times(text: str) -> Markup:
+    """Returns escaped text whose UTC times are `time` elements, so that they can be shown as local time."""
+
+    def mark(found: re.Match[str]) -> Markup:
+        parts = utc_parts(datetime.fromisoformat(found[0]))
+        return Markup('<time datetime="{iso}" data-utc="{day}" data-form="day">{day}</time>').format(**parts)
+
+    pieces, end = list[Markup | str](), 0
+    for found in _TIME_IN_TEXT.finditer(text):
+        pieces += [text[end : found.start()], mark(found)]
+        end = found.end()
+    return Markup("").join([*pieces, text[end:]])
 
 
 def show_day(at: datetime | None) -> str:

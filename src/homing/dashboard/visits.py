@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -52,6 +53,9 @@ NOTICES = {
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
 
 
+TenantLimit = Callable[[str], AbstractContextManager[Any]]
+"""Counts work for a tenant during a `with` block. Raises `CommandRefused` if too much of it runs already."""
+
 DemoEvent = Callable[[], Awaitable[None]]
 """Starts something in the demo, such as an outage."""
 
@@ -67,6 +71,10 @@ class DashboardTools(Struct, frozen=True, kw_only=True):
     """Runs a simulation of an outage. None if simulations are not available."""
     draw_simulation: Callable[[RehearsalReport], str] | None = None
     """Draws the report of a simulation as SVG. None if simulations are not available."""
+    simulating: TenantLimit = nullcontext
+    """Limits how many simulations of a tenant run at the same time."""
+    rendering: TenantLimit = nullcontext
+    """Limits how many previews and checks of templates of a tenant run at the same time."""
     demo: Mapping[str, DemoEvent] | None = None
     """Name of each event that the demo can start → function that starts it. None if this is no demo."""
 

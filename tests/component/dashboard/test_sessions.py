@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,18 +16,23 @@ import jwt
 import msgspec
 import pytest
 
+import homing as homing_package
 from homing import Homing
 from homing.api.access.authentication import Issuer, TokenVerifier
 from homing.compose import service
 from homing.core.access.scopes import Caller, Scope
+from homing.core.content.templates import Template, TemplateParts
+from homing.core.notifications import Channel
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import Pages
+from homing.dashboard.screens import find
 from homing.dashboard.screens.all_screens import all_screens
 from homing.dashboard.settings import DashboardSettings
 from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, static_file
 from homing.dashboard.visits import DashboardTools
 from homing.engine.access.web_sessions import LINK_MS
+from homing.rehearsal.rehearse import rehearse_in_subprocess
 from homing.settings import Settings
 from homing.testing.manual_clock import ManualClock
 
@@ -261,7 +267,7 @@ async def test_an_action_needs_the_form_token_and_the_own_origin(site: Site) -> 
     assert (await person.post(path, fields)).status == 303, "the control: the same with everything right"
     assert len(await site.homing.recipients.suppressions()) == 1
     entry = (await site.homing.audit.list("default", limit=1)).items[0]
-    assert (entry.action, entry.detail["from"]) == ("suppression.put", "dashboard")
+    assert (entry.action, entry.detail["from"]) == ("suppression.add", "dashboard")
 
 
 async def test_the_scope_is_checked_in_every_action_and_screen(site: Site) -> None:
@@ -355,3 +361,73 @@ async def test_unknown_things_are_pages_too(site: Site) -> None:
     assert 'href="../pages.css' in answer.text
     assert (await person.get("/ui/find?status=nonsense")).status == 422
     assert (await person.get("/ui/")).headers["location"] == "now"
+
+
+async def store_template(homing: Homing) -> None:
+    parts = TemplateParts(subject="Order {{ order }}", text="On its way.")
+    locales = {"en-US": {Channel.EMAIL: parts}}
+    await homing.templates.put(Template(key="shipped", locales=locales, sample={"order": "1"}), who="test")
+
+
+async def test_a_check_of_templates_needs_the_scope_manage(site: Site) -> None:
+    await store_template(site.homing)
+    reader, manager = await site.signed_in("read"), await site.signed_in("read", "manage")
+    shown = (await manager.get("/ui/templates?check=1")).text
+    assert "1 template: complete" in shown
+    assert "Check all" in shown
+    shown = (await reader.get("/ui/templates?check=1")).text
+    assert "shipped" in shown
+    assert "complete" not in shown
+    assert "Check all" not in shown
+
+
+async def test_pages_and_api_share_the_limits_of_previews_and_simulations() -> None:
+    async with Homing("memory:") as homing:
+        await store_template(homing)
+        served = service.build_service(Settings(), homing)
+        served.simulate = rehearse_in_subprocess
+        person = Person(service.build_pages(Settings(), served))
+        key = await homing.keys.create("default", "test", ["admin"], who="test")
+        assert (await person.sign_in(key.text)).status == 200
+        form = {"form_token": await person.form_token()}
+        with served.rendering("default"), served.rendering("default"), served.simulating("default"):
+            page = await person.get("/ui/templates/shipped")
+            assert (page.status, "too many renderings are running" in page.text) == (200, True)
+            assert (await person.get("/ui/templates/shipped/message")).status == 409
+            assert (await person.get("/ui/templates?check=1")).status == 409
+            refused = await person.post("/ui/policies/rehearse", form)
+            assert (refused.status, "too many simulations" in refused.text) == (409, True)
+        assert "Order 1" in (await person.get("/ui/templates/shipped")).text
+
+
+async def test_a_locale_that_a_template_does_not_have_is_refused(site: Site) -> None:
+    await store_template(site.homing)
+    for scopes in (("read",), ("read", "manage")):
+        person = await site.signed_in(*scopes)
+        answer = await person.get("/ui/templates/shipped?locale=tlh")
+        assert (answer.status, "the template has en-US" in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "51", "0", "-1"])
+async def test_a_rehearsal_has_a_bounded_rate(rate: str) -> None:
+    async with Homing("memory:") as homing:
+        served = service.build_service(Settings(), homing)
+        served.simulate = rehearse_in_subprocess
+        person = Person(service.build_pages(Settings(), served))
+        key = await homing.keys.create("default", "test", ["admin"], who="test")
+        await person.sign_in(key.text)
+        form = {"form_token": await person.form_token(), "rate": rate}
+        answer = await person.post("/ui/policies/rehearse", form)
+        assert (answer.status, "must be above 0 and at most 50 per second" in answer.text) == (422, True)
+
+
+async def test_pages_and_api_record_an_action_under_the_same_name() -> None:
+    known = set()
+    for place in ("api", "cli"):
+        for file in (Path(homing_package.__file__).parent / place).rglob("*.py"):
+            known |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', file.read_text()))
+    for file in (Path(homing_package.__file__).parent / "dashboard" / "screens").glob("*.py"):
+        own = set(re.findall(r'note\(\s*"([a-z_]+\.[a-z_]+)"', file.read_text()))
+        assert own - known <= {"notification.export"}, file
+    assert {f"notification.{name}" for name in ("retry", "cancel", "reschedule", "resolve")} <= known
+    assert set(find._AUDITED.values()) <= known

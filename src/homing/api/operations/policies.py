@@ -48,9 +48,6 @@ RuleName = Annotated[
 ]
 
 
-_MAX_SIMULATIONS = 2
-
-
 @routes.get("/policies", scope=Scope.READ)
 async def list_policies(call: ApiCall) -> PolicyList:
     """List the active preset and rules, and the source of each rule."""
@@ -108,7 +105,7 @@ async def simulate_policy(call: ApiCall, body: SimulationBody) -> RehearsalRepor
             "INVALID_REQUEST", "simulations are not available in this process; use `homing policy simulate`"
         )
     with (
-        call.service.one_of("simulations", call.caller.tenant, per_tenant=1, of_all=_MAX_SIMULATIONS),
+        call.service.simulating(call.caller.tenant),
         _wire_names("simulated"),
     ):
         return await simulate(await _rehearsal(call, body))

@@ -144,7 +144,7 @@ async def restore_template(call: ApiCall, key: TemplateKey, version: Version) ->
 
 def _rendering(call: ApiCall) -> AbstractContextManager[None]:
     """Limits how many previews and checks of one tenant, and of all, run at the same time."""
-    return call.service.one_of("renderings", call.caller.tenant, per_tenant=2, of_all=8)
+    return call.service.rendering(call.caller.tenant)
 
 
 async def _own_version(call: ApiCall, key: str) -> int:

@@ -66,7 +66,8 @@ class ReloadWatch:
         """Returns the newest request. None if there is none, or if it cannot be read now."""
         try:
             return await self._homing.reload_requests.newest()
-        except StoreError:
+        except StoreError as error:  # tried again soon; whatever else uses the store reports it
+            log.debug("cannot read the request of homing reload, the store is unavailable: %s", error)
             return None
         except Exception as error:  # an error must not end the watch
             log.warning("cannot read the request of homing reload: %r", error)

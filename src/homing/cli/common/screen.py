@@ -89,6 +89,11 @@ class Screen:
         watched = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         return watched or bool(os.environ.get("FORCE_COLOR"))
 
+    @property
+    def columns(self) -> int | None:
+        """Width of the terminal in characters. None if the output goes to a file or a pipe."""
+        return self.console.width if self.live else None
+
     @cached_property
     def console(self) -> Console:
         """The rich console for this stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +16,8 @@ from homing.core.errors import StoreError
 if TYPE_CHECKING:
     from homing.cli.demo.fake_providers import DemoProvider
     from homing.library import Homing
+
+log = logging.getLogger("homing.demo")
 
 OUTAGE_S = 45.0
 """How long pigeon is away."""
@@ -80,8 +83,9 @@ class LiveStory:
 
         async def run() -> None:
             try:
-                with suppress(StoreError):
-                    await event()
+                await event()
+            except StoreError as error:
+                log.warning("the event %s of the demo ended early: %s", name, error)
             finally:
                 self._busy.discard(name)
 
@@ -144,7 +148,7 @@ class LiveStory:
                 await self._submit({"email": f"reader{self._sent}@example.org"}, "email", kind)
 
     async def _submit(self, to: Mapping[str, str], channel: str, type: str) -> None:
-        with suppress(StoreError):  # tried again with the next message
+        try:
             await self._homing.send(
                 dict(to),
                 channel=channel,
@@ -154,3 +158,5 @@ class LiveStory:
                 html="<h2>Your order is on its way</h2><p>Homing keeps trying until it <b>lands</b>.</p>",
                 metadata={"order": f"A-{1000 + self._sent % 40}"},
             )
+        except StoreError as error:  # the next message is sent nevertheless
+            log.warning("a message of the demo was not sent: %s", error)

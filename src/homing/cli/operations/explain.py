@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from homing.engine.operations.explain import Explanation
 
 
+_WIDE = 100
+"""Width of a terminal, in characters, from which on each time of the history is shown with its date."""
+
+
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
     """Explain what happened to a notification, and what is next."""
@@ -42,10 +46,13 @@ def show_explanation(screen: Screen, privacy: RecipientMask, found: Explanation)
     screen.line("next     ", found.next_step)
     if found.split is not None:
         screen.line("split    ", f"accepted while its channel was split {found.split.describe()}")
-    screen.heading(f"What happened (times are local, UTC{format_utc_offset(n.created_at)})")
-    screen.table(
-        ("AT", "AFTER>", "WHAT", "WHERE", "RESULT", "DETAIL~"), build_timeline(found.history, privacy)
-    )
+    timeline = build_timeline(found.history, privacy)
+    days, on = {at.partition(" ")[0] for at, *_ in timeline}, ""
+    if screen.columns is not None and screen.columns < _WIDE and len(days) == 1:
+        on = f" on {days.pop()}"
+        timeline = [(at.partition(" ")[2], *rest) for at, *rest in timeline]
+    screen.heading(f"What happened{on} (times are local, UTC{format_utc_offset(n.created_at)})")
+    screen.table(("AT", "AFTER>", "WHAT", "WHERE", "RESULT", "DETAIL~"), timeline)
     chosen = f"rule {resolution.rule}" if resolution.rule else f"preset rule {resolution.preset_rule}"
     screen.heading(f"Its policy, from {chosen}")
     show_policy_fields(screen, resolution)

@@ -214,7 +214,8 @@ def _draw(report: RehearsalReport, file: Path) -> None:
         raise CliError(f"--svg: {file}: {error.strerror}") from None
 
 
-_CHART_WIDTH = 72
+_CHART_WIDTH, _MIN_CHART_WIDTH = 72, 20
+"""Width of a chart in characters, and the smallest on a narrow terminal."""
 
 
 def show_report(
@@ -294,28 +295,25 @@ def _charts(screen: Screen, report: RehearsalReport) -> None:
     screen.heading(
         f"Sends per second and backlog, over {format_duration(len(report.buckets) * report.bucket_ms)}"
     )
-    rows: list[tuple[Any, ...]] = []
-    for provider in report.providers:
-        sends = [bucket.sends_per_second.get(provider, 0.0) for bucket in report.buckets]
-        rows.append(
-            (provider, styled(sparkline(downsample(sends, _CHART_WIDTH)), "green"), f"≤ {max(sends):.1f}/s")
-        )
+    sends = {
+        provider: [bucket.sends_per_second.get(provider, 0.0) for bucket in report.buckets]
+        for provider in report.providers
+    }
+    charts: list[tuple[str, list[float], str, str]] = [
+        (provider, values, "green", f"≤ {max(values):.1f}/s") for provider, values in sends.items()
+    ]
     backlog = [float(bucket.backlog) for bucket in report.buckets]
-    rows.append(
-        (
-            "backlog",
-            styled(sparkline(downsample(backlog, _CHART_WIDTH)), "yellow"),
-            f"≤ {report.largest_backlog:,}",
-        )
-    )
+    charts.append(("backlog", backlog, "yellow", f"≤ {report.largest_backlog:,}"))
+    names = max(len("outage"), *(len(name) for name, *_ in charts))
+    around = names + max(len(top) for *_, top in charts) + len("     ")
+    width = _CHART_WIDTH
+    if screen.columns is not None:
+        width = max(_MIN_CHART_WIDTH, min(width, screen.columns - around))
+    for name, values, style, top in charts:
+        screen.line(f"  {name:<{names}} ", styled(sparkline(downsample(values, width)), style), top)
     if report.outages:
-        marks = downsample_marks(
-            [_is_away(report, bucket.start_ms) for bucket in report.buckets], _CHART_WIDTH
-        )
-        rows.append(("outage", styled("".join("▔" if mark else " " for mark in marks), "red"), ""))
-    width = max(len(name) for name, _, _ in rows)
-    for name, picture, top in rows:
-        screen.line(f"  {name:<{width}} ", picture, top)
+        marks = downsample_marks([_is_away(report, bucket.start_ms) for bucket in report.buckets], width)
+        screen.line(f"  {'outage':<{names}} ", styled("".join("▔" if mark else " " for mark in marks), "red"))
 
 
 def _breakers(screen: Screen, report: RehearsalReport) -> None:

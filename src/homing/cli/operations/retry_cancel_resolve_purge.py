@@ -1,8 +1,9 @@
-"""`homing retry`, `cancel`, `resolve` and `purge`: change existing notifications."""
+"""`homing retry`, `reschedule`, `cancel`, `resolve` and `purge`: change existing notifications."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ from homing.cli.common.options import (
 )
 from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import days_to_ms, format_count
+from homing.cli.common.units import days_to_ms, format_count, format_local_time, parse_duration_ms
 from homing.cli.root import app
 
 
@@ -50,6 +51,31 @@ async def retry(
             f"is due now at {found.provider}; "
             + ("a worker or `homing process` sends it" if hold is None else hold.describe()),
         )
+    return ExitCode.OK
+
+
+@command(app, "reschedule")
+async def reschedule(
+    options: Options,
+    id: NotificationId,
+    delay: Annotated[
+        str, typer.Argument(metavar="DELAY", help="When it is due, from now, such as 10m or 2h.")
+    ],
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Change when a waiting notification is due."""
+    later = timedelta(milliseconds=parse_duration_ms(delay, "DELAY"))
+    async with open_engine(options, existing=True) as homing:
+        by = await record_audit(homing, "notification.reschedule", id, who=who, why=why, delay=delay)
+        await homing.reschedule(id, later, who=by, why=why)
+        found = await homing.get(id)
+    if json:
+        print_json(options.privacy.wire(found, found.recipient))
+    else:
+        due = "now" if found.next_retry_at is None else format_local_time(found.next_retry_at)
+        options.screen.line(styled(found.status.value), id, f"is due at {due}")
     return ExitCode.OK
 
 

@@ -402,7 +402,7 @@ async def _about_plug_ins(settings: Settings) -> AsyncIterator[DoctorFinding]:
             if isinstance(listed.provider, SupportsDiagnosis):
                 yield await _diagnosed("provider", label, listed.provider)
                 continue
-            problem = await find_problem(listed.provider.check)
+            problem = await find_problem(listed.check)
             advice = _PLUG_IN_ADVICE if problem else ""
             detail = f"{label}: {problem or 'usable'}"
             yield DoctorFinding(name="provider", ok=not problem, detail=detail, advice=advice)

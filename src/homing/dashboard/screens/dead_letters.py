@@ -11,7 +11,7 @@ from starlette.responses import Response
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.commands import CommandName
-from homing.core.lifecycle.jobs import BULK_COMMANDS, JobStatus, is_resumable
+from homing.core.lifecycle.jobs import BULK_COMMANDS, Job, JobStatus, is_resumable
 from homing.core.notifications import Channel, Filter, Page, Reason, Status
 from homing.core.plain_values import enum_member
 from homing.core.request_decoding import read_filter
@@ -163,7 +163,14 @@ async def resume_job(visit: Visit, id: str, form: dict[str, str]) -> Response:
 
 async def _job_part(visit: Visit, id: str) -> str:
     job = await visit.engine.jobs.get(visit.caller.tenant, id)
-    return visit.html("job_part.html", job=job, resumable=is_resumable(job))
+    return visit.html("job_part.html", job=job, resumable=is_resumable(job), left_ms=_left_ms(job))
+
+
+def _left_ms(job: Job) -> float | None:
+    """Returns how long a running job still takes at its rate, in milliseconds. None if that is not known."""
+    if job.status is not JobStatus.RUNNING or job.expected is None or not job.rate_per_second:
+        return None
+    return 1000 * max(0, job.expected - job.done - job.refused) / job.rate_per_second
 
 
 def _filter(given: Any) -> Filter:

@@ -16,7 +16,7 @@ from homing.core.access.scopes import Scope
 from homing.core.durations import read_duration
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, WAITING
-from homing.core.notifications import Channel, Content, Filter, History, Notification, Status
+from homing.core.notifications import Channel, Filter, History, Notification, Status
 from homing.core.redaction import HIDDEN, redact
 from homing.core.request_decoding import read_filter
 from homing.core.search import SearchKind
@@ -138,9 +138,6 @@ async def show_notification(visit: Visit, id: str) -> Response:
         n=n,
         part=await _notification_part(visit, id),
         content=n.content,
-        forms=_forms(n.content),
-        actions=_actions(n),
-        providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         policy=found.resolution,
         commands=_commands(n, visit),
         metadata=n.metadata,
@@ -151,15 +148,18 @@ async def show_notification(visit: Visit, id: str) -> Response:
 
 @screens.live("notification")
 async def read_notification(visit: Visit) -> str:
-    """Returns the part of the screen that changes: the state and the timeline."""
+    """Returns the part of the screen that changes: the state, what can be done, and the timeline."""
     return await _notification_part(visit, visit.query.get("id", ""))
 
 
 async def _notification_part(visit: Visit, id: str) -> str:
     found = await visit.api.explain(id)
+    n = found.history.notification
     return visit.html(
         "notification_part.html",
-        n=found.history.notification,
+        n=n,
+        actions=_actions(n),
+        providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         verdict=found.verdict,
         next_step=found.next_step,
         split=found.split,
@@ -240,7 +240,7 @@ async def act(visit: Visit, id: str, action: str, form: dict[str, str]) -> Respo
     if action not in _actions(n):
         raise InvalidRequest("action", f"{action!r} is not possible: the status is {n.status.value}")
     provider = form.get("provider") or None
-    await visit.note(f"notification.{action}", id, why=why, provider=provider)
+    await visit.note(_AUDITED.get(action, f"notification.{action}"), id, why=why, provider=provider)
     back = f"notifications/{id}"
     match action:
         case "retry":
@@ -267,6 +267,14 @@ async def act(visit: Visit, id: str, action: str, form: dict[str, str]) -> Respo
         case _:
             await api.move_to_dead_letter(id, who=who, why=why)
             return visit.go(back, done="moved")
+
+
+_AUDITED = {
+    "resend": "dead_letter.resend",
+    "acknowledge": "dead_letter.acknowledge",
+    "move-to-dead-letter": "notification.fail",
+}
+"""Action → its name in the audit trail, if it is another. The API and the command line use the same names."""
 
 
 def _actions(n: Notification) -> tuple[str, ...]:
@@ -320,10 +328,6 @@ def _redacted(value: Any, name: str = "") -> Any:
             return [_redacted(one) for one in value]
         case _:
             return value
-
-
-def _forms(content: Content) -> tuple[str, ...]:
-    return tuple(name for name in ("html", "text", "body") if getattr(content, name))
 
 
 def _commands(n: Notification, visit: Visit) -> dict[str, str]:

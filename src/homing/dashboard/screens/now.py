@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from markupsafe import Markup
@@ -12,7 +13,8 @@ from homing.core.access.scopes import Scope
 from homing.core.errors import NotFound
 from homing.core.lifecycle.jobs import JobStatus
 from homing.core.overview import ChannelNow, OverviewPoint
-from homing.dashboard.rendering import trust
+from homing.core.routing.breaker import Phase
+from homing.dashboard.rendering import show_duration, trust
 from homing.dashboard.visits import Screens, Visit
 
 screens = Screens()
@@ -60,6 +62,7 @@ async def read_now(visit: Visit) -> str:
         overview=overview,
         level=_LEVELS[overview.level.value],
         lines={one.channel: _draw(one) for one in overview.channels},
+        failed={one.channel: sum(point.failed for point in one.last_day) for one in overview.channels},
         late_ms={one.channel: _oldest_ms(one, overview.now) for one in overview.channels},
         links=_LINKS,
         alerts=alerts,
@@ -84,8 +87,9 @@ async def start_demo_event(visit: Visit, name: str, form: dict[str, str]) -> Res
 
 
 def _is_idle(one: ChannelNow) -> bool:
-    """Returns True if a channel has nothing to report."""
-    return not (one.waiting or one.troubles or any(point.accepted or point.sent for point in one.last_day))
+    """Returns True if a channel has nothing to report. A breaker that is forced closed is no trouble."""
+    troubled = any(trouble.phase is not Phase.CLOSED for trouble in one.troubles)
+    return not (one.waiting or troubled or any(point.accepted or point.sent for point in one.last_day))
 
 
 def _plain(message: str) -> str:
@@ -100,16 +104,40 @@ def _oldest_ms(one: ChannelNow, now: datetime) -> float | None:
 
 
 def _draw(one: ChannelNow) -> dict[str, Markup]:
-    def line(points: tuple[OverviewPoint, ...], field: str, title: str) -> Markup:
-        values = [float(getattr(point, field) or 0) for point in points]
-        return trust(draw_sparkline(values, title=title, width=96))
+    """Returns the lines of the last hour and day: what was sent, its success, and how late it was."""
+    found = {}
+    for span, points in (("hour", one.last_hour), ("day", one.last_day)):
+        sent, failed = sum(point.sent for point in points), sum(point.failed for point in points)
+        late = max((point.p99_late_ms or 0 for point in points), default=0)
+        found[f"sent_{span}"] = _line(
+            [point.sent for point in points], f"sent in the last {span}: {sent:,} in all"
+        )
+        found[f"success_{span}"] = (
+            _line(
+                _success(points),
+                f"success in the last {span}: {sent:,} sent, {failed:,} dead letters",
+                scale=100,
+            )
+            if sent or failed
+            else Markup()
+        )
+        found[f"late_{span}"] = _line(
+            [point.p99_late_ms or 0 for point in points],
+            f"p99 of the lateness in the last {span}: {show_duration(late)} at most",
+        )
+    return found
 
-    sent_hour = sum(point.sent for point in one.last_hour)
-    sent_day = sum(point.sent for point in one.last_day)
-    failed_day = sum(point.failed for point in one.last_day)
-    return {
-        "sent_hour": line(one.last_hour, "sent", f"sent per minute in the last hour, {sent_hour:,} in all"),
-        "sent_day": line(one.last_day, "sent", f"sent in the last day, {sent_day:,} in all"),
-        "failed_day": line(one.last_day, "failed", f"dead letters in the last day, {failed_day:,} in all"),
-        "late_hour": line(one.last_hour, "p99_late_ms", "p99 of the lateness in the last hour"),
-    }
+
+def _line(values: Sequence[float], title: str, *, scale: float = 0) -> Markup:
+    return trust(draw_sparkline(values, title=title, width=56, scale=scale, filled=not scale))
+
+
+def _success(points: Iterable[OverviewPoint]) -> list[float]:
+    """Returns the percentage that was sent of what ended in each step. A step in which nothing ended repeats
+    the one before."""
+    values, last = list[float](), 100.0
+    for point in points:
+        ended = point.sent + point.failed
+        last = 100 * point.sent / ended if ended else last
+        values.append(last)
+    return values

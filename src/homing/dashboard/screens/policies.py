@@ -26,11 +26,10 @@ from homing.engine.operations.policies import change_view, explain_match_keys, r
 
 screens = Screens()
 
+_MAX_TRAFFIC = 50.0
+"""Maximum number of notifications per second in a rehearsal."""
+
 _KEYS = ("tenant", "type", "origin", "channel", "priority")
-
-_MAX_SIMULATIONS = 1
-
-_running = 0
 
 
 @screens.get("policies", Scope.READ)
@@ -113,12 +112,9 @@ async def remove_rule(visit: Visit, name: str, form: dict[str, str]) -> Response
 @screens.post("policies/rehearse", Scope.MANAGE)
 async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
     """Simulates an outage under the rules in force, and shows the result."""
-    global _running
     simulate, draw = visit.tools.simulate, visit.tools.draw_simulation
     if simulate is None or draw is None:
         raise CommandRefused("simulations are not available in this process; use homing policy simulate")
-    if _running >= _MAX_SIMULATIONS:
-        raise CommandRefused("a simulation is running; try again in a few seconds")
     policies = visit.api.policies
     await policies.refresh()
     visible = tuple(one for one in policies.book.rules if one.tenant in ("*", visit.caller.tenant))
@@ -128,15 +124,15 @@ async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
             preset=policies.book.preset.name,
             rules=visible,
             traffic=Traffic(
-                per_second=min(50.0, float(form.get("rate") or 5)),
-                duration_ms=min(3_600_000, parse_duration(form.get("duration") or "20m", "duration")),
+                per_second=_traffic_rate(form.get("rate") or "1"),
+                duration_ms=parse_duration(form.get("duration") or "20m", "duration"),
                 channel=_channel(form.get("channel") or "email"),
                 tenant=visit.caller.tenant,
             ),
             outages=(
                 Outage(
                     start_ms=120_000,
-                    duration_ms=min(86_400_000, parse_duration(form.get("outage") or "10m", "outage")),
+                    duration_ms=parse_duration(form.get("outage") or "10m", "outage"),
                     kind=OutageKind(form.get("kind") or "down"),
                 ),
             ),
@@ -144,12 +140,19 @@ async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
         )
     except ValueError:
         raise InvalidRequest("rehearsal", "has a value that is not valid") from None
-    _running += 1
-    try:
+    with visit.tools.simulating(visit.caller.tenant):
         report = await simulate(rehearsal)
-    finally:
-        _running -= 1
-    return visit.page("rehearsal.html", report=report, drawing=trust(draw(report)))
+    (outage,) = rehearsal.outages
+    return visit.page(
+        "rehearsal.html", report=report, drawing=trust(draw(report)), asked=rehearsal, outage=outage
+    )
+
+
+def _traffic_rate(text: str) -> float:
+    rate = float(text)
+    if not 0 < rate <= _MAX_TRAFFIC:
+        raise InvalidRequest("rate", f"must be above 0 and at most {_MAX_TRAFFIC:g} per second")
+    return rate
 
 
 def _channel(text: str) -> Channel:

@@ -43,7 +43,7 @@ async def show_recipients(visit: Visit) -> Response:
 async def suppress(visit: Visit, form: dict[str, str]) -> Response:
     """Suppresses an address."""
     channel, address, why = form.get("channel", ""), form.get("address", ""), form.get("why", "")
-    await visit.note("suppression.put", channel, why=why)
+    await visit.note("suppression.add", category="*", channel=channel, why=why)
     await visit.api.recipients.suppress(channel, address, why=why, who=visit.caller.who)
     return visit.go("recipients", done="saved")
 
@@ -51,8 +51,7 @@ async def suppress(visit: Visit, form: dict[str, str]) -> Response:
 @screens.post("recipients/lift", Scope.MANAGE)
 async def lift(visit: Visit, form: dict[str, str]) -> Response:
     """Deletes a suppression."""
-    await visit.note("suppression.delete", form.get("channel", ""))
-    await visit.api.recipients.lift(
-        form.get("channel", ""), form.get("address", ""), category=form.get("category") or "*"
-    )
+    channel, category = form.get("channel", ""), form.get("category") or "*"
+    await visit.note("suppression.lift", category=category, channel=channel)
+    await visit.api.recipients.lift(channel, form.get("address", ""), category=category)
     return visit.go("recipients", done="removed")

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from homing.core.access.scopes import Scope
-from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
 from homing.core.notifications import Channel
 from homing.dashboard.screens.find import framed
 from homing.dashboard.visits import Screens, Visit
@@ -21,7 +21,10 @@ async def show_templates(visit: Visit) -> Response:
     """Lists the templates, and checks them if asked."""
     try:
         found = await visit.api.templates.list(limit=500)
-        report = await visit.api.templates.check() if visit.query.get("check") else None
+        report = None
+        if visit.query.get("check") and visit.may(Scope.MANAGE):
+            with visit.tools.rendering(visit.caller.tenant):
+                report = await visit.api.templates.check()
     except ConfigError as error:
         return visit.page("templates.html", templates=(), report=None, problem=str(error))
     return visit.page("templates.html", templates=found, report=report, problem="")
@@ -32,14 +35,15 @@ async def show_template(visit: Visit, key: str) -> Response:
     """Shows one template with a preview."""
     template = await visit.api.templates.get(key)
     locale = visit.query.get("locale") or next(iter(template.locales))
+    if locale not in template.locales:
+        raise InvalidRequest("locale", f"is {locale!r}; the template has {', '.join(template.locales)}")
     preview, problem = None, ""
     data = _data(visit)
     if visit.may(Scope.MANAGE):
         try:
-            preview = await visit.api.templates.preview(key, locale=locale, data=data)
-        except ConfigError as error:
-            problem = str(error)
-        except InvalidRequest as error:
+            with visit.tools.rendering(visit.caller.tenant):
+                preview = await visit.api.templates.preview(key, locale=locale, data=data)
+        except (CommandRefused, ConfigError, InvalidRequest) as error:
             problem = str(error)
     return visit.page(
         "template.html",
@@ -55,9 +59,11 @@ async def show_template(visit: Visit, key: str) -> Response:
 @screens.get("templates/{key}/message", Scope.MANAGE)
 async def show_template_message(visit: Visit, key: str) -> Response:
     """Returns the HTML of a preview, for the sandboxed frame."""
-    preview = await visit.api.templates.preview(
-        key, locale=visit.query.get("locale") or None, channel=Channel.EMAIL, data=_data(visit)
-    )
+    data = _data(visit)
+    with visit.tools.rendering(visit.caller.tenant):
+        preview = await visit.api.templates.preview(
+            key, locale=visit.query.get("locale") or None, channel=Channel.EMAIL, data=data
+        )
     return framed(next((one.html or "" for one in preview.contents.values()), ""))
 
 

@@ -83,5 +83,7 @@
   document.addEventListener("htmx:sse:close", () => note("not live"));
   document.addEventListener("htmx:after:swap", showTimes);
   document.addEventListener("DOMContentLoaded", showTimes);
+  const here = document.querySelector("nav [aria-current]");  // on a phone, the menu scrolls
+  if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 24;
   if (document.readyState !== "loading") showTimes();
 })();
