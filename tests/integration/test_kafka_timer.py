@@ -54,7 +54,7 @@ class Listener:
 
     @property
     def due(self) -> set[int]:
-        """The due times so far. Raises the error with which listening has ended, instead of waiting for more."""
+        """The due times so far. Raises the error with which listening has ended, if it has."""
         if self.failure is not None:
             raise self.failure
         return {due_at for due_at, _ in self.woken}
@@ -133,6 +133,19 @@ async def test_a_partition_that_goes_to_another_process_and_comes_back_is_read_a
         given = {due.due_at for due in (*waiting, *early, *late)}
         assert first.due | second.due == {0, *given}, "nothing but what was scheduled, and the first wake-up"
         assert first.failure is None
+
+
+async def test_a_process_that_stops_while_it_joins_leaves_no_member_behind(kafka: KafkaBroker) -> None:
+    """Such a member would keep its partitions and never read them."""
+    prefix = topics(kafka)
+    gone, stays = Listener(kafka, prefix), Listener(kafka, prefix)
+    async with listening(gone):
+        while not gone.due:  # the first wake-up comes just before it joins  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    async with listening(stays):
+        batch = due_times(range(8))
+        await stays.timer.schedule(batch)
+        await eventually(lambda: {due.due_at for due in batch} <= stays.due)
 
 
 async def test_a_broker_that_is_killed_and_comes_back_keeps_what_waits(kafka: KafkaBroker) -> None:

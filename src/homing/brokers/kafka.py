@@ -522,7 +522,12 @@ class KafkaConsumer:
 
     async def __aenter__(self) -> Self:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="homing-kafka")
-        await self.call(self._join)
+        try:
+            await self.call(self._join)
+        except BaseException:
+            # The thread joins even if its caller was cancelled, and the member would keep its partitions.
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
