@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -153,6 +154,26 @@ async def test_a_report_waits_until_the_store_is_available(
     store.away.clear()
     await seconds(10)
     assert [alert["notificationIds"] for alert in harness.alerts("NotificationsLost")] == [[lost]]
+
+
+async def test_closing_the_engine_ends_a_report_that_waits_for_the_store(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open(working=False)
+    lost = await send_later(engine)
+
+    async def hang(operation: str) -> None:
+        if operation == "find_missing":
+            await asyncio.Event().wait()
+
+    store.on_call = hang
+    store.lose(lost)
+    await send_later(engine)
+    await seconds(1)
+    assert store.calls["find_missing"] == 1
+    before = asyncio.all_tasks()
+    await engine.close()
+    assert [task for task in before if not task.done()] == [asyncio.current_task()]
 
 
 async def test_a_process_without_a_worker_reports_with_its_next_send(

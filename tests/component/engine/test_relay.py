@@ -463,6 +463,22 @@ async def test_a_refused_event_is_parked_and_the_others_are_published_in_order(
     running.cancel()
 
 
+async def test_later_events_of_a_notification_wait_for_one_that_the_sink_refuses_for_a_while(
+    harness: EngineHarness,
+) -> None:
+    sink = PickySink("e-00004")
+    relay = await a_relay(harness, sink=sink)
+    await harness.store.emit([about(number, number % 20) for number in range(60)])
+    running = asyncio.create_task(relay.run())
+    await seconds(5)
+    waiting = ["e-00004", "e-00024", "e-00044"]
+    assert set(sink.ids) == {f"e-{number:05d}" for number in range(60)} - set(waiting)
+    sink.refused.clear()
+    await seconds(300)
+    assert [id for id in sink.ids if id in waiting] == waiting
+    running.cancel()
+
+
 async def test_the_sinks_of_a_process_that_only_processes_now_and_then_stay_in_use(
     harness: EngineHarness,
 ) -> None:

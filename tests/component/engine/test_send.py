@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homing import (
     Channel,
@@ -324,6 +325,36 @@ async def test_rendered_content_is_checked_like_any_other(harness: EngineHarness
         with pytest.raises(InvalidRequest) as caught:
             await engine.send(ADA, channel="email", template_key="greeting", data={"name": name})
         assert caught.value.field in (field, "data")
+    assert await stored(harness) == 0
+
+
+async def test_texts_of_the_renderer_are_stored_as_plain_text(harness: EngineHarness) -> None:
+    """Template engines mark safe text with a class of their own."""
+
+    class Safe(str):
+        __slots__ = ()
+
+    class SafeTemplates(MinimalTemplates):
+        async def render(self, *arguments: Any, **fields: Any) -> Rendered:
+            rendered = await super().render(*arguments, **fields)
+            content = replace(
+                rendered.content, subject=Safe(rendered.content.subject), html=Safe("<b>Hi</b>")
+            )
+            return replace(rendered, content=content)
+
+    engine = await idle(harness, renderer=SafeTemplates())
+    sent = await engine.send(ADA, channel="email", template_key="greeting", data={"name": "Ada"})
+    found = (await engine.get(sent.id)).content
+    assert (found.subject, found.html) == ("Hi Ada", "<b>Hi</b>")
+
+
+async def test_a_request_without_a_channel_needs_a_template_that_is_managed_here(
+    harness: EngineHarness,
+) -> None:
+    engine = await idle(harness, renderer=MinimalTemplates())
+    with pytest.raises(InvalidRequest) as caught:
+        await engine.send(ADA, template_key="greeting", data={"name": "Ada"})
+    assert caught.value.field == "channel"
     assert await stored(harness) == 0
 
 

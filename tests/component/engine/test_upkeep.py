@@ -280,6 +280,23 @@ async def test_a_purge_runs_in_small_steps_and_reports_its_progress(harness: Eng
     assert steps == [500, 1000, 1200]
 
 
+async def test_a_dry_run_of_a_purge_counts_all_tenants_and_statuses_and_may_be_ended(
+    harness: EngineHarness,
+) -> None:
+    script: list[Any] = [Outcome(K.ACCEPTED, delivered=True), K.ACCEPTED, K.BAD_CONTENT] * 2
+    provider = ScriptedProvider(script=script)
+    for tenant in ("one", "two"):
+        engine = await harness.open({"mail": provider}, working=False, tenant=tenant)
+        for _ in range(3):
+            await mail(engine)
+        await engine.process()
+    nothing_is_young = Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0)
+    assert await engine.purge(nothing_is_young, dry_run=True) == {"notifications": 6}
+    ended = await engine.purge(nothing_is_young, lambda so_far: so_far["notifications"] >= 2, dry_run=True)
+    assert ended == {"notifications": 2}
+    assert len((await engine.list()).items) == 3
+
+
 async def test_an_unfinished_notification_is_never_purged(harness: EngineHarness) -> None:
     engine = await harness.open(
         {"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from homing import Status
+from homing.core.lifecycle.claims import Claim
 from homing.core.lifecycle.outcomes import Settlement
 from homing.core.notifications import Priority
 from homing.core.ports.timers import AssignedTimer
+from homing.core.retry.decide import RecipientFacts
 from homing.engine.delivery.worker import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.settings import WorkerSettings
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import (
     EngineHarness,
     K,
+    RecipientHook,
     TimedProvider,
     WatchedStore,
     mail,
@@ -122,6 +126,25 @@ async def test_a_hard_stop_leaves_leases_that_another_worker_takes_over(harness:
     assert [a.outcome for a in history.attempts] == [K.LOST, K.ACCEPTED]
     assert history.attempts[0].worker == "w1"
     assert history.attempts[1].worker == "w2"
+
+
+async def test_a_hard_stop_ends_attempts_that_still_wait_for_the_recipient_service(
+    harness: EngineHarness,
+) -> None:
+    """Otherwise their sends would start after the stop."""
+    provider = ScriptedProvider()
+
+    async def slow_facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+        await seconds(5)
+        return {}
+
+    engine = await harness.open({"mail": provider}, directory=RecipientHook(slow_facts))
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    await seconds(10)
+    assert provider.sent == []
+    assert await status(engine, id) is Status.SENDING
 
 
 async def test_a_drained_worker_keeps_a_call_of_the_store_that_ignores_its_cancellation(

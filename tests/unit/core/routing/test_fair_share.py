@@ -154,6 +154,23 @@ def test_rows_of_tenants_with_many_outlets_are_fetched_at_once() -> None:
     assert fetches == 1
 
 
+def test_a_fetch_asks_for_no_more_queues_of_a_tenant_than_it_can_get_rows() -> None:
+    queues = [DueQueue("bulk.email", "a", f"hook@{n}", served=n) for n in range(20)]
+    queues += [DueQueue("bulk.email", "b", "hook@b", served=0)]
+    provider = ProviderCapacity(slots=64, held={(Mode.BULK, "a"): 60}, tenant_factor=1)
+    request = ClaimRequest(
+        worker="w",
+        lease_ms=1,
+        lanes={"bulk.email": LaneCapacity(slots=256)},
+        providers={"hook": provider},
+        outlet_slots=1000,
+    )
+    wanted, _ = next(FairShare(ClaimCapacity(request), queues, TenantTurns(), 100).run())
+    asked = Counter(queue.tenant for queue in wanted)
+    assert asked["b"] == 1
+    assert asked["a"] == ClaimCapacity(request).tenant_left(Mode.BULK, "hook", "a") < 20
+
+
 @given(places, requests)
 def test_whole_rounds_equal_dealing_row_by_row(due: dict[Place, int], request: ClaimRequest) -> None:
     assert share(FairShare, due, request) == share(OneByOne, due, request)
