@@ -424,6 +424,59 @@ async def test_priority_never_waits_for_a_slot_that_bulk_holds(harness: EngineHa
     assert held == 6, "of eight slots, one is reserved for priority and one stays free for another tenant"
 
 
+async def test_priority_never_waits_for_rate_limit_tokens_that_bulk_has_used(harness: EngineHarness) -> None:
+    provider = Ordered()
+    listed = serving("any", provider, "sms", "email", rate=RateLimit(0.05, 16), max_in_flight=64)
+    engine = await harness.open({"any": listed}, working=False)
+    for _ in range(50):
+        await text(engine, bulk=True)
+    engine.start_worker()
+    await seconds(1)
+    used = len(provider.order)
+    for _ in range(2):
+        await mail(engine, priority="critical")
+    await seconds(0.5)
+    assert [priority for _, priority, _ in provider.order[used:]] == ["critical", "critical"]
+    assert used == 14, "of sixteen tokens, two are reserved for priority"
+
+
+async def test_priority_does_not_wait_for_bulk_while_a_provider_is_ramped_up(harness: EngineHarness) -> None:
+    """Eight attempts per second, in bursts of two, of which one is reserved for priority."""
+    provider = Ordered()
+    policy = BreakerPolicy(ramp_ms=3_600_000, ramp_per_second=8.0)
+    listed = serving("any", provider, "sms", "email", max_in_flight=64, breaker=policy)
+    engine = await harness.open({"any": listed}, working=False)
+    await engine.force_breaker("any", Phase.OPEN, who="ada")
+    await engine.force_breaker("any", None, who="ada")  # it starts closed, with a ramp
+    for _ in range(200):
+        await text(engine, bulk=True)
+    engine.start_worker()
+    for _ in range(10):
+        await seconds(1.03)
+        before = len(provider.order)
+        await mail(engine, priority="critical")
+        await seconds(0.01)
+        assert [priority for _, priority, _ in provider.order[before:]].count("critical") == 1
+    assert len(provider.order) >= 50
+
+
+@pytest.mark.parametrize(("slots", "flooded"), [(72, 51), (40, 28)])
+async def test_a_tenant_holds_at_most_seven_times_the_slots_that_stay_free_over_all_lanes_together(
+    harness: EngineHarness, slots: int, flooded: int
+) -> None:
+    """The reserves of priority and bulk, 9 and 4 of 72 slots, are not free for standard."""
+    provider = Ordered(latency_ms=60_000)
+    engine = await harness.open(
+        {"any": serving("any", provider, "sms", "email", max_in_flight=slots)}, working=False
+    )
+    for _ in range(slots):
+        await mail(engine)
+        await text(engine)
+    engine.start_worker()
+    await seconds(1)
+    assert len(provider.order) == flooded
+
+
 async def test_standard_gets_a_start_now_and_then_from_a_provider_that_priority_keeps_busy(
     harness: EngineHarness,
 ) -> None:
