@@ -285,7 +285,8 @@ class SimulationState:
         self.lost: set[str] = set()
         """Ids of notifications that the store has lost. One may be accepted again by a repeated call."""
         self.results_of_purged = 0
-        """Number of settlement batches with a purged notification that no log line has reported yet."""
+        """Number of settlement batches with purged notifications, of processes that were suspended, that no
+        log line has reported yet."""
         self.leases: Counter[str] = Counter()
         """Notification id → number of leases for an attempt, including those that the store has lost."""
         self.sends: Counter[str] = Counter()

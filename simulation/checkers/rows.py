@@ -452,8 +452,15 @@ class RowChecker:
         for id in result.missing:
             if id in self._state.shadows:
                 self._state.violate("4", "a settlement of a stored notification was reported as missing", id)
-        if any(id in self.removed for id in result.missing):
+        missing = [one for one in batch if one.id in result.missing and one.id in self.removed]
+        if missing and all(self._was_suspended_since(one) for one in missing):
             self._state.results_of_purged += 1
+
+    def _was_suspended_since(self, settlement: Settlement) -> bool:
+        """Returns True if the process was suspended after the claim, or if a jump of the clock hides that."""
+        state = self._state
+        claimed_ms = state.ms - (state.now - settlement.started_at)
+        return state.jumps > 0 or state.paused_ms.get(settlement.worker, -1) >= claimed_ms
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: FindRow) -> None:
         """Checks the result of `extend`, and records a change of provider.

@@ -421,9 +421,10 @@ class LogChecker(logging.Handler):
     def _reports_purged(self, record: logging.LogRecord) -> bool:
         """Returns True if the record reports a result whose notification was purged before it was settled.
 
-        This happens to a process that is suspended for longer than the retention.
+        This happens only to a process that is suspended for longer than the retention.
         """
-        if record.name != "homing.settler" or not self._state.results_of_purged:
+        is_report = record.name == "homing.settler" and "no longer has" in record.getMessage()
+        if not is_report or not self._state.results_of_purged:
             return False
         self._state.results_of_purged -= 1
         return True

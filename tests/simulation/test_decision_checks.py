@@ -25,6 +25,7 @@ from homing.core.routing.breaker import Breaker, Phase
 from homing.core.routing.failover import Spent
 from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop, run_virtual
 from support.core_builders import SECOND, TWO, make_claim, make_outcome, make_row
+from support.simulation_builders import shadow_of
 
 PATCH = PolicyPatch(
     max_attempts=1, on_timeout=OnTimeout.FAILOVER, failover_wait=FailoverWait.BACKOFF, failover_after=1
@@ -42,32 +43,6 @@ def new_checker(
     state = SimulationState(plan, VirtualClock(loop), Trace(None))
     routes = {Channel.SMS: tuple(step.provider for step in TWO)}
     return state, PolicyChecker(state, routes, stopped, DirectoryChecker(state))
-
-
-def shadow_of(claim: Claim, **changes: Any) -> ShadowState:
-    """Returns the expected state of a claimed notification, with these fields changed."""
-    shadow = ShadowState(
-        id=claim.id,
-        tenant=claim.tenant,
-        batch_id=claim.batch_id,
-        mode=claim.mode,
-        channel=claim.channel,
-        type=claim.type,
-        category=claim.category,
-        origin=claim.origin,
-        priority=claim.priority,
-        address=claim.address,
-        recipient_id=None,
-        digest=b"",
-        status=Status.SENDING,
-        pinned=claim.pinned,
-        provider=claim.provider,
-        expires_at=claim.expires_at,
-        aged_from=claim.aged_from,
-        max_age_ms=10**9,
-        attempts=1,
-    )
-    return replace(shadow, **changes)
 
 
 def ended_call(claim: Claim, outcome: Outcome) -> ProviderCall:
