@@ -446,8 +446,15 @@ class SimulatedOperator:
             if rng.random() < 0.2:
                 await engine.policies.remove(name, who="op")
             else:
-                rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(rng))
+                policy = random_policy(rng)
+                is_odd = self._plan.odd_rules and rng.random() < 0.5
+                if is_odd:
+                    field = rng.choice(("timeout_ms", "max_age_ms", "base_ms", "cap_ms", "jitter_ms"))
+                    policy = replace(policy, **{field: 2**63})
+                rule = Rule(name=name, type=name.removeprefix("r-"), policy=policy)
                 await engine.policies.set(rule, who="op", why="better")
+                if is_odd:
+                    self._watch.state.violate("14", f"a rule with {field} = 2^63 was accepted")
         except ConfigError:
             return
         self._watch.state.note("op", f"change rule {name}")

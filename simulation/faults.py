@@ -56,6 +56,7 @@ class FaultInjector:
         self._fault_plan = state.plan.fault_plan
         self._rng = Random(f"{state.plan.seed}/faults")
         self._away_until_ms = 0
+        self._unwritable_until_ms = 0
         self._stops: set[asyncio.Task[None]] = set()
         self.pauses = 0
 
@@ -66,6 +67,7 @@ class FaultInjector:
             (fault_plan.crash_every_ms, self._crashes),
             (fault_plan.pause_every_ms, self._pauses),
             (fault_plan.away_every_ms, self._absences),
+            (fault_plan.unwritable_every_ms, self._unwritable_periods),
             (fault_plan.jump_every_ms, self._jumps),
             (fault_plan.long_jump_every_ms, self._long_jumps),
             (fault_plan.restart_jump_ms, self._restart),
@@ -73,12 +75,14 @@ class FaultInjector:
         )
         return [work() for every_ms, work in wanted if every_ms]
 
-    def store_is_away(self) -> bool:
-        return self._state.ms < self._away_until_ms
+    def store_is_away(self, operation: str) -> bool:
+        """Returns True if this operation of the store fails now."""
+        is_unwritable = operation == "settle" and self._state.ms < self._unwritable_until_ms
+        return is_unwritable or self._state.ms < self._away_until_ms
 
     def over(self) -> None:
         """Ends a store outage."""
-        self._away_until_ms = 0
+        self._away_until_ms = self._unwritable_until_ms = 0
 
     async def _crashes(self) -> None:
         while True:
@@ -108,6 +112,12 @@ class FaultInjector:
             await self._random_wait(self._fault_plan.away_every_ms)
             self._away_until_ms = self._state.ms + self._rng.randrange(500, 15_000)
             self._state.note("sim", "store outage")
+
+    async def _unwritable_periods(self) -> None:
+        while True:
+            await self._random_wait(self._fault_plan.unwritable_every_ms)
+            self._unwritable_until_ms = self._state.ms + self._rng.randrange(500, 40_000)
+            self._state.note("sim", "no result can be written")
 
     async def _jumps(self) -> None:
         while True:

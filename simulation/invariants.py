@@ -40,6 +40,7 @@
 30. A notification whose attempts were all made by another system is due at once, and ends unsent.
 31. A process without attempts in flight stops within half a minute, even if a plug-in ignores its
     cancellation.
+32. While a worker's results cannot be written, it claims nothing, and it keeps their leases.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ class InvariantChecker:
         self.rows.claimed(caller, batch)
         if request is not None:
             check_lateness(self.state, batch)
+            self.breakers.claimed(caller, batch)
             check_chosen(self.state, batch, request)
             if request.ids is None:  # otherwise, rows that were due earlier may be left out
                 left = self.database.due_queues(self.state.now)

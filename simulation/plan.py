@@ -43,6 +43,8 @@ class FaultPlan(Struct, frozen=True, kw_only=True):
     """Probability that a statement of a call or its COMMIT fails, because of a lock or a full disk."""
     away_every_ms: int = 0
     """Mean time between outages of the store."""
+    unwritable_every_ms: int = 0
+    """Mean time between periods in which the store writes no results, but does everything else."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
     slow_claim_per_call: float = 0.0
@@ -175,6 +177,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     by_hand: bool = False
     """True if the operator also moves notifications to the dead letters, and the process without a worker
     processes only one tenant or chosen notifications now and then."""
+    odd_rules: bool = False
+    """True if half of the changes of rules have a duration that is out of range."""
     splits: bool = False
     """True if the operator overrides the split of channels now and then, for a time or until it is reset."""
     lacking: frozenset[str] = frozenset()

@@ -57,7 +57,7 @@ class SimProcess:
         watch: InvariantChecker,
         providers: Sequence[SimulatedProvider],
         fault_plan: FaultPlan,
-        store_is_away: Callable[[], bool],
+        store_is_away: Callable[[str], bool],
         on_death: Callable[[SimProcess], None],
         timer_server: SimulatedTimerServer | None = None,
         broker: SimulatedBroker | None = None,

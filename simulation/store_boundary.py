@@ -39,7 +39,7 @@ class FaultyStoreOwner(Protocol):
     dead: bool
 
     def crash(self, why: str) -> None: ...
-    def store_is_away(self) -> bool: ...
+    def store_is_away(self, operation: str) -> bool: ...
 
 
 @intercept_operations
@@ -71,6 +71,7 @@ class FaultyStore(CheckedStore):
     # What the process learns from a result -------------------------------------------------------
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        self.watch.sends.asks_to_claim(self._host.name)
         batch = await self._intercept("claim", partial(super().claim, request))
         if request.limit is not None and len(batch.claims) > request.limit:
             said = f"claimed {len(batch.claims)} rows with a limit of {request.limit}"
@@ -89,7 +90,13 @@ class FaultyStore(CheckedStore):
 
     async def settle(self, settlements: Sequence[Settlement]) -> SettleResult:
         self.watch.tries_to_settle(settlements)
-        return await self._intercept("settle", partial(super().settle, settlements))
+        try:
+            result = await self._intercept("settle", partial(super().settle, settlements))
+        except StoreUnavailable:
+            self.watch.sends.could_not_settle(self._host.name, settlements)
+            raise
+        self.watch.sends.could_settle(self._host.name)
+        return result
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
@@ -149,7 +156,7 @@ class FaultyStore(CheckedStore):
         waits = leg == "before" and name == "claim" and fault_plan.slow_claim_per_call
         if waits and self._rng.random() < fault_plan.slow_claim_per_call:
             await self._take_ms(self._rng.randrange(1_000, 10_000))
-        if leg == "before" and self._host.store_is_away():
+        if leg == "before" and self._host.store_is_away(name):
             await self._fail(name, leg)
         if drawn > 0.6:
             await self._take_ms(int(8 * (drawn - 0.6)) + 1)

@@ -598,7 +598,8 @@ class PolicyChecker:
         fault_plan = self._state.plan.fault_plan
         slow = 4 * fault_plan.longest_slow_ms if fault_plan.slow_per_call else 0
         pause = fault_plan.longest_pause_ms if fault_plan.pause_every_ms else 0
-        away = 60_000 if fault_plan.away_every_ms or fault_plan.error_per_call else 0
+        fails = fault_plan.away_every_ms or fault_plan.unwritable_every_ms or fault_plan.error_per_call
+        away = 60_000 if fails else 0
         return slow + pause + away + (_DAY_MS if self._state.jumps else 0)
 
     def _book(self, entries: Sequence[Entry]) -> PolicyBook:

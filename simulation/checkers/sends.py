@@ -1,6 +1,6 @@
 """Checks that each send has a lease, is allowed, happens once and is settled.
 
-These are invariants 2, 5–10, 12, 13, 23 and 24.
+These are invariants 2, 5–10, 12, 13, 23, 24 and 32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, 
 _SETTLE_WITHIN_MS = 120_000
 """Time within which a live process must have settled an outcome that it received, in milliseconds."""
 
+_CLAIM_PREPARED_MS = 1_000
+"""Longest time from a worker's decision to claim to its call of the store, if the store is not slow."""
+
 
 class SendChecker:
     """Records and checks every call of every simulated provider."""
@@ -37,6 +40,8 @@ class SendChecker:
         """(notification id, attempt) → (process, loop time at which it received the outcome)."""
         self._received: set[tuple[str, int]] = set()
         """(notification id, token) of the claims that a process has received and not tried to settle yet."""
+        self._unwritten_since_ms: dict[str, int] = {}
+        """Process → loop time since which the store has written no result of it, although it tried."""
         self._keys: dict[str, str] = {}
         self.calls = 0
         self.outcomes: Counter[str] = Counter()
@@ -108,11 +113,54 @@ class SendChecker:
         """Records that a process tries to settle these claims, whether or not the store responds."""
         self._received.difference_update((settlement.id, settlement.token) for settlement in batch)
 
-    def lease_expired(self, shadow: ShadowState) -> None:
-        """Checks a lease that another process takes over (invariant 23).
+    def could_not_settle(self, process: str, batch: Sequence[Settlement]) -> None:
+        """Records that results of a worker could not be written. A synchronous send writes its own."""
+        shadows = (self._state.shadows.get(settlement.id) for settlement in batch)
+        if any(shadow is not None and shadow.mode is not Mode.SYNCHRONOUS for shadow in shadows):
+            self._unwritten_since_ms.setdefault(process, self._state.ms)
 
-        The process that held it has died, was paused or started the attempt, or tried to settle it.
+    def could_settle(self, process: str) -> None:
+        """Records that the store has written results of this process."""
+        self._unwritten_since_ms.pop(process, None)
+
+    def asks_to_claim(self, process: str) -> None:
+        """Checks that a worker whose results cannot be written claims nothing (invariant 32)."""
+        state, faults = self._state, self._state.plan.fault_plan
+        since_ms = self._unwritten_since_ms.get(process)
+        if since_ms is None or faults.slow_per_call or faults.slow_claim_per_call:
+            return
+        since_ms = max(since_ms, state.paused_ms.get(process, 0))
+        if state.ms - since_ms > _CLAIM_PREPARED_MS:
+            text = f"{process} claims, although it could write no result for {state.ms - since_ms} ms"
+            state.violate("32", text)
+
+    def _check_unwritten(self, shadow: ShadowState) -> None:
+        """Checks that the lease of a result that cannot be written is kept meanwhile (invariant 32)."""
+        state, faults = self._state, self._state.plan.fault_plan
+        process, received_ms = self._unsettled.get((shadow.id, shadow.attempts), ("", 0))
+        excused = (
+            not process
+            or process in state.dead
+            or shadow.rolled_back
+            or state.paused_ms.get(process, -1) >= shadow.leased_ms
+            or state.jumped_since(shadow.jumps_at_lease)
+            # The leases can be extended no better then.
+            or faults.slow_per_call
+            or faults.away_every_ms
+            or faults.error_per_call
+            or faults.statement_error_per_call
+        )
+        if not excused:
+            text = f"{process} lost the lease of a result that it has had for {state.ms - received_ms} ms"
+            state.violate("32", text, shadow.id)
+
+    def lease_expired(self, shadow: ShadowState) -> None:
+        """Checks a lease that another process takes over (invariants 23 and 32).
+
+        The process that held it has died, was paused or started the attempt, or tried to settle it. It has
+        no result of the attempt.
         """
+        self._check_unwritten(shadow)
         state, faults = self._state, self._state.plan.fault_plan
         excused = (
             (shadow.id, shadow.token) not in self._received

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from homing.core.lifecycle.claims import ClaimBatch
 from homing.core.lifecycle.events import NOTIFICATION_FAILED, STATUS_CHANGED, Event
 from homing.core.notifications import Channel, Notification, OutcomeKind
 from homing.core.ports.stores import SinkRegistration
 from homing.core.routing.breaker import Breaker, Phase
+from homing.core.routing.failover import pinned_outlet
 from simulation.database import OutboxRow
 from simulation.shadow_state import ProviderCall, ShadowState, SimulationState
 
@@ -27,6 +29,9 @@ _LEGAL_TRANSITIONS = {
 SECRET_MARKER = "hush-hush"  # noqa: S105 - not a password: it must not appear in logs
 """Part of every address and content in a simulation run. No log line may contain it."""
 
+
+_KNOWN_FOR_MS = 1_000
+"""Time after which a process has certainly begun to obey the breaker that it has read."""
 
 OPERATOR_PROCESS = "desk"
 """Name of the operator's process. Its breaker changes are manual."""
@@ -151,6 +156,23 @@ class BreakerChecker:
         first = self._trials.setdefault((provider, trial.version), shadow.id)
         if first != shadow.id:
             state.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
+
+    def claimed(self, process: str, batch: ClaimBatch) -> None:
+        """Checks that what waits for a provider that an operator has stopped is left alone meanwhile.
+
+        The process must know for a second that the provider is stopped.
+        """
+        faults = self._state.plan.fault_plan
+        late = faults.slow_per_call or faults.slow_claim_per_call or faults.pause_every_ms
+        if late or self._is_outdated(process):
+            return
+        for claim in batch.claims:
+            if claim.outlet != pinned_outlet(claim.provider):
+                continue
+            views = self._views((process, claim.provider), self._state.ms - _KNOWN_FOR_MS)
+            if all(view.forced is Phase.OPEN for _, view in views):
+                text = f"{process} claimed it, although {claim.provider}, for which it waits, is stopped"
+                self._state.violate("9", text, claim.id)
 
     def may_avoid(self, process: str, provider: str, shadow: ShadowState) -> bool:
         """Returns True if an attempt may avoid this provider, because its breaker may have been open.

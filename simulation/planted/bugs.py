@@ -169,6 +169,17 @@ def rough(seed: int) -> SimulationPlan:
     return replace(plain_plan(seed, REQUESTS), fault_plan=_ROUGH, processes=2)
 
 
+def stopped_by_hand(seed: int) -> SimulationPlan:
+    """Returns a plan without faults in which an operator often stops providers and repeats messages there."""
+    plan = replace(plain_plan(seed, 2 * REQUESTS), spread_ms=120_000, faults_ms=240_000, cron=False)
+    return replace(plan, fault_plan=replace(NO_FAULTS, operator_every_ms=300))
+
+
+def odd_rules(seed: int) -> SimulationPlan:
+    """Returns a plan in which the operator changes rules, and tries durations that no clock can express."""
+    return replace(quiet(seed), odd_rules=True, fault_plan=replace(NO_FAULTS, policy_every_ms=2_000))
+
+
 def steady(seed: int) -> SimulationPlan:
     """Returns a plan with failing providers and an operator, but no other faults."""
     return replace(patient(plain_plan(seed, REQUESTS)), fault_plan=_STEADY)
@@ -393,6 +404,17 @@ def slow_claims(seed: int) -> SimulationPlan:
     fault_plan = FaultPlan(slow_claim_per_call=0.5, trouble=0.5)
     plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, spread_ms=60_000)
     return replace(plan, providers=tuple(replace(c, rate=None) for c in plan.providers))
+
+
+def unwritable(seed: int) -> SimulationPlan:
+    """Returns a plan in which, now and then, results cannot be written for longer than a lease.
+
+    Everything else works, and messages arrive all the time.
+    """
+    fault_plan = FaultPlan(unwritable_every_ms=20_000, trouble=0.2)
+    plan = replace(patient(plain_plan(seed, 3 * REQUESTS)), fault_plan=fault_plan, processes=2, cron=False)
+    plan = replace(plan, spread_ms=180_000, faults_ms=180_000, lease_ms=9_000, poll_ms=1_000)
+    return replace(plan, providers=tuple(replace(c, rate=None, max_in_flight=16) for c in plan.providers))
 
 
 def slow_store(seed: int) -> SimulationPlan:

@@ -12,11 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
+from homing.core.lifecycle.claims import UNLIMITED
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Reason
+from homing.core.retry import policy
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, Phase
+from homing.core.routing.failover import pinned_outlet
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
 from homing.engine.delivery import breakers, deliverer, guard, settler, worker
@@ -183,6 +186,28 @@ def cancelled_by_itself(real: Any) -> Any:
     return call_provider
 
 
+class _Exit(BaseException):
+    """Stands for `SystemExit`, which would end the simulation."""
+
+
+@BUGS.plant(
+    "a provider that would end the process ends its attempt without an outcome",
+    "2",
+    "9",
+    "12",
+    on=(deliverer, "call_provider"),
+    plan=bugs.misbehaving,
+)
+def exit_ends_the_attempt(real: Any) -> Any:
+    async def call_provider(listed: Any, delivery: Any) -> Any:
+        outcome = await real(listed, delivery)
+        if "SystemExit" in (outcome.error or ""):
+            raise _Exit
+        return outcome
+
+    return call_provider
+
+
 @BUGS.plant(
     "a value that is no result counts as accepted",
     "9",
@@ -212,6 +237,34 @@ def foreign_is_sent(real: Any) -> Any:
         return made and replace(made, only_listed=False)
 
     return request
+
+
+@BUGS.plant(
+    "what waits for a provider that an operator has stopped is claimed again and again",
+    "9",
+    on=(Capacity, "request"),
+    plan=bugs.stopped_by_hand,
+    seed=1_001,
+)
+def stopped_is_claimed_again(real: Any) -> Any:
+    async def request(self: Any, *args: Any, **options: Any) -> Any:
+        made = await real(self, *args, **options)
+        if made is None:
+            return None
+        waiting = {pinned_outlet(listed.id): UNLIMITED for listed in self._roster}
+        return replace(made, outlet_capacity={**made.outlet_capacity, **waiting})
+
+    return request
+
+
+@BUGS.plant(
+    "a rule may have a duration of any length",
+    "14",
+    on=(policy, "_check_rules"),
+    plan=bugs.odd_rules,
+)
+def duration_without_bounds(real: Any) -> Any:
+    return lambda preset, rules: None
 
 
 @BUGS.plant("quiet hours are ignored", "8", on=(guard, "quiet_ms"), plan=bugs.paced, seed=1_003)
@@ -333,6 +386,42 @@ def settler_gives_up(real: Any) -> Any:
             return
 
     return write
+
+
+@BUGS.plant(
+    "a worker claims although its results cannot be written",
+    "32",
+    on=(settler.Settler, "blocked"),
+    plan=bugs.unwritable,
+)
+def claims_without_a_record(real: Any) -> Any:
+    return property(lambda self: False)
+
+
+@BUGS.plant(
+    "the leases of results that cannot be written are not extended",
+    "32",
+    on=(settler.Settler, "unwritten"),
+    plan=bugs.unwritable,
+)
+def unwritten_results_lose_their_leases(real: Any) -> Any:
+    return lambda self: []
+
+
+@BUGS.plant(
+    "nothing extends the leases any more after a while",
+    "32",
+    on=(worker.Worker, "_extend_leases"),
+    plan=bugs.unwritable,
+)
+def leases_are_no_longer_extended(real: Any) -> Any:
+    async def extend_leases(self: Any) -> None:
+        try:
+            await asyncio.wait_for(real(self), 30)
+        except TimeoutError:
+            return
+
+    return extend_leases
 
 
 @BUGS.plant("settlements added during a write are lost", "2", "23", on=_WRITE, plan=bugs.flaky, seed=1_003)

@@ -61,6 +61,7 @@ def refusal_counts_as_an_outage(real: Any) -> Any:
     "12",
     "14",
     "22",
+    "32",
     on=(settler.Settler, "_write"),
     plan=poisoned,
     seed=1_003,
