@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from homing import ConfigError, Homing, Reason, Status
 from homing.core.errors import HomingError, StoreUnavailable
+from homing.core.notifications import Recipient
 from homing.core.ports.bridges import HandledMessage
 from homing.engine.intake.requests import Intake
-from support.engine_harness import ADA, MINUTE, EngineHarness, TimedProvider, steady
+from support.engine_harness import ADA, MINUTE, EngineHarness, RecipientHook, TimedProvider, steady
 from support.local_broker import LocalBridge, LocalBroker
 
 
@@ -205,6 +206,58 @@ async def test_a_message_that_breaks_intake_is_rejected_alone(
     engine = await bridged(harness, bridge)
     assert await count(engine) == 8
     assert bridge.broker.quarantined == {"m5": "the message could not be processed (ZeroDivisionError)"}
+
+
+# The recipient directory fails -------------------------------------------------------------------------
+
+
+class FailingFor(RecipientHook):
+    """A user's directory that cannot resolve some ids. After some calls, it can resolve none."""
+
+    def __init__(self, *failing: str, calls: int | None = None) -> None:
+        super().__init__(lambda claims: {})
+        self.failing = set(failing)
+        self.calls_left = calls
+
+    async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+        if self.failing & set(ids) or (self.calls_left is not None and self.calls_left < 0):
+            raise ValueError("badly formed UUID")
+        return {}
+
+
+def to(id: str) -> dict[str, Any]:
+    return mail(recipient={"id": id, "email": ADA})
+
+
+async def test_a_message_for_which_the_directory_fails_is_rejected_and_holds_up_no_others(
+    harness: EngineHarness,
+) -> None:
+    bridge, directory = LocalBridge(), FailingFor("u0", "u5")
+    for number in range(9):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    assert await count(engine) == 7
+    why = "the recipient directory failed (ValueError) for this message"
+    assert bridge.broker.quarantined == {"m0": why, "m5": why}
+    state = engine.snapshot().bridges["local"]
+    assert (state.accepted, state.rejected, state.failures) == (7, 2, 0)
+
+
+@pytest.mark.parametrize("calls", [0, 4], ids=["from the start", "during a batch"])
+async def test_while_the_directory_fails_for_everybody_nothing_is_rejected(
+    harness: EngineHarness, calls: int
+) -> None:
+    bridge, directory = LocalBridge(), FailingFor(calls=calls)
+    for number in range(9):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    await asyncio.sleep(30)
+    assert (await count(engine), bridge.broker.quarantined) == (0, {})
+    directory.calls_left = None
+    await asyncio.sleep(30)
+    assert (await count(engine), bridge.broker.quarantined) == (9, {})
 
 
 # The store is unavailable ----------------------------------------------------------------------------

@@ -306,6 +306,53 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHa
     assert len((await engine.history(id)).attempts) == 1
 
 
+async def test_a_hook_that_fails_for_some_recipients_delays_no_others(harness: EngineHarness) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            raise ValueError("badly formed UUID")
+        return {c.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
+
+    hook = RecipientHook(facts)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    bad = [await mail(engine, to=f"bad{n}@example.org") for n in range(2)]
+    skipped = await mail(engine)
+    for n in range(60):
+        await mail(engine, to=f"p{n}@example.org")
+    engine.start_worker()
+    await seconds(2)
+    assert {await status(engine, id) for id in bad} == {Status.PENDING}
+    assert await status(engine, skipped) is Status.SKIPPED
+    assert (await engine.queue_counts())["sent"] == 60
+    assert hook.asked <= 24
+
+
+async def test_a_hook_that_fails_for_everybody_is_asked_a_bounded_number_of_times(
+    harness: EngineHarness,
+) -> None:
+    hook = RecipientHook(raising)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    for n in range(200):
+        await mail(engine, to=f"p{n}@example.org")
+    engine.start_worker()
+    await seconds(4)
+    assert (await engine.queue_counts())["pending"] == 200
+    assert hook.asked <= 3 * 32, "the notifications are claimed in three batches"
+
+
+async def test_a_hook_that_fails_slowly_delays_a_batch_by_ten_seconds_at_most(harness: EngineHarness) -> None:
+    async def slowly(claims: Sequence[Claim]) -> Any:
+        await asyncio.sleep(3)
+        raise ConnectionError("their database is down")
+
+    hook = RecipientHook(slowly)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    ids = [await mail(engine, to=f"p{n}@example.org") for n in range(50)]
+    engine.start_worker()
+    await seconds(11)
+    assert hook.asked == 4
+    assert {await status(engine, id) for id in ids} == {Status.PENDING}
+
+
 async def test_expiry_and_age_apply_while_a_hook_fails(harness: EngineHarness) -> None:
     engine = await harness.open(
         {"mail": ScriptedProvider()}, directory=RecipientHook(raising), rules=steady(max_age_ms="5m")

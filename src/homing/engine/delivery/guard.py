@@ -5,8 +5,9 @@ The directory may be user code, so its results are validated.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
@@ -40,6 +41,10 @@ log = logging.getLogger("homing.deliverer")
 
 
 _TIMEOUT_MS = 10_000
+"""Time that the directory has for the claims of a batch, over all calls."""
+
+_MAX_CALLS = 32
+"""Maximum number of calls of the directory for the claims of a batch."""
 
 _RETRY_TIMEOUT_MS = 2_000
 """Time that the directory has to answer after failed attempts. Their settlements wait meanwhile."""
@@ -52,19 +57,46 @@ _MAX_POSTPONE_MS = 366 * 86_400_000
 async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
     """Returns the directory's facts about the recipients of claims, by notification id.
 
-    If the directory fails, hangs or returns invalid facts, the facts postpone the notifications.
+    If the directory fails, hangs or returns invalid facts, the facts postpone the notifications. It may fail
+    because of a single recipient, so it is then asked again about each half of the claims, and so on.
     """
-    try:
-        returned: object = await call_within(lambda: directory.facts(claims), _TIMEOUT_MS)
-        if isinstance(returned, Mapping):
-            return _valid_facts(claims, returned)
-        error: object = f"it returned {type(returned).__name__} instead of a mapping"
-    except Exception as raised:  # user code may raise anything
-        error = str(raised) or type(raised).__name__
-    log.warning(
-        "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))
-    )
-    return dict.fromkeys((claim.id for claim in claims), RecipientFacts(postpone_ms=_POSTPONE_MS))
+    loop = asyncio.get_running_loop()
+    until, calls = loop.time() + _TIMEOUT_MS / 1000, 0
+    facts: dict[str, RecipientFacts] = {}
+    failed: list[Claim] = []
+    error: Exception | None = None
+    parts = deque([claims])
+    while parts:
+        part = parts.popleft()
+        if calls == _MAX_CALLS or isinstance(error, StoreError) or (calls and loop.time() >= until):
+            failed += part
+            continue
+        calls += 1
+        try:
+            facts.update(await _ask_directory(directory, part, round((until - loop.time()) * 1000)))
+        except Exception as raised:  # user code may raise anything
+            error, middle = raised, len(part) // 2
+            if middle:
+                parts += (part[:middle], part[middle:])
+            else:
+                failed += part
+    if failed:
+        log.warning(
+            "the recipient directory failed, %d notifications are postponed: %s",
+            len(failed),
+            redact(str(error) or type(error).__name__),
+        )
+        facts.update(dict.fromkeys((one.id for one in failed), RecipientFacts(postpone_ms=_POSTPONE_MS)))
+    return facts
+
+
+async def _ask_directory(
+    directory: Directory, claims: Sequence[Claim], timeout_ms: int
+) -> Mapping[str, RecipientFacts]:
+    returned: object = await call_within(lambda: directory.facts(claims), timeout_ms)
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"it returned {type(returned).__name__} instead of a mapping")
+    return _valid_facts(claims, returned)
 
 
 async def skip_retries(directory: Directory, batch: Sequence[SettledClaim]) -> Sequence[SettledClaim]:

@@ -28,6 +28,7 @@ from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, Handle
 from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
+from homing.engine.intake.recipient_lookup import DirectoryFailed
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
     Intake,
@@ -55,6 +56,9 @@ _STORE_PAUSE_MS, _MAX_STORE_PAUSE_MS = 50, 1_000
 
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 500, 2_000
 """First and longest pause before a bridge that has failed is opened again."""
+
+_MAX_DIRECTORY_FAILURES = 3
+"""After this many failures of the recipient directory without a success, a batch counts as not prepared."""
 
 _STOP_TIMEOUT_S = 30
 """Time for storing and acknowledging what has been received when the process stops."""
@@ -137,11 +141,7 @@ class _MessageAcceptor:
         Raises `StoreError` if nothing is known to be stored. Messages that the store refuses for good, or
         that cause another error, are rejected, so that they do not block those behind them.
         """
-        prepared: list[_PreparedMessage] = []
-        for number, message in enumerate(messages, 1):
-            if not number % _YIELD_EVERY:
-                await asyncio.sleep(0)
-            prepared.append((message, await self._prepare_isolated(bridge, message)))
+        prepared = await self._prepare_all(bridge, messages)
 
         async def refuse(one: _PreparedMessage, error: Exception) -> list[HandledMessage]:
             return [_rejected(one[0], _rejection(bridge, error))]
@@ -163,6 +163,53 @@ class _MessageAcceptor:
                 answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
                 handled.append(_accepted(message, answer))
         return handled
+
+    async def _prepare_all(self, bridge: str, messages: Sequence[BridgeMessage]) -> list[_PreparedMessage]:
+        """Prepares messages, and returns them in the same order.
+
+        A message is rejected if the recipient directory fails for it, but not for another message of the
+        batch. Raises `DirectoryFailed` if no other one shows that the directory works.
+        """
+        prepared: list[_PreparedMessage] = []
+        failed: dict[int, DirectoryFailed] = {}
+        for index, message in enumerate(messages):
+            if not (index + 1) % _YIELD_EVERY:
+                await asyncio.sleep(0)
+            one: PreparedRequest | HomingError
+            try:
+                one = await self._prepare_isolated(bridge, message)
+            except DirectoryFailed as error:
+                one = error
+                if (control := _answered_by_directory(prepared)) is not None:
+                    one = await self._prepare_again(bridge, message, control)
+                else:
+                    failed[index] = error
+                    if len(failed) == _MAX_DIRECTORY_FAILURES:
+                        raise
+            prepared.append((message, one))
+        for index, error in failed.items():
+            if (control := _answered_by_directory(prepared)) is None:
+                raise error
+            prepared[index] = (messages[index], await self._prepare_again(bridge, messages[index], control))
+        return prepared
+
+    async def _prepare_again(
+        self, bridge: str, message: BridgeMessage, control: BridgeMessage
+    ) -> PreparedRequest | HomingError:
+        """Prepares a message again for which the directory has failed, or returns why it is rejected.
+
+        Raises `DirectoryFailed` if the directory fails for `control` as well, for which it worked before.
+        """
+        await self._prepare_isolated(bridge, control)
+        try:
+            return await self._prepare_isolated(bridge, message)
+        except DirectoryFailed as error:
+            log.warning(
+                "the recipient directory %s for a message of bridge %s, which is rejected",
+                error.problem,
+                bridge,
+            )
+            return HomingError(f"the recipient directory {error.problem} for this message")
 
     async def _prepare_isolated(self, bridge: str, message: BridgeMessage) -> PreparedRequest | HomingError:
         """Prepares a message, or returns why it is rejected."""
@@ -397,6 +444,16 @@ def _accepted(message: BridgeMessage, answer: Acceptance) -> HandledMessage:
     return HandledMessage(
         message=message, ids=answer.ids, duplicate=len(answer.duplicates) == len(answer.ids)
     )
+
+
+def _answered_by_directory(prepared: Sequence[_PreparedMessage]) -> BridgeMessage | None:
+    """Returns the last message for which the recipient directory worked, or None if there is none."""
+    for message, one in reversed(prepared):
+        if isinstance(one, Submission):
+            request = _read(message.request)
+            if any(to is not None and to.id for to in (request.recipient, *request.recipients)):
+                return message
+    return None
 
 
 def _rejection(bridge: str, error: Exception) -> HomingError:

@@ -30,6 +30,15 @@ DeviceTokens = Mapping[str, tuple[str, ...]]
 NO_DEVICE_TOKENS: DeviceTokens = {}
 
 
+class DirectoryFailed(StoreUnavailable):
+    """The recipient directory failed, which may concern a single recipient. Nothing was changed."""
+
+    def __init__(self, problem: str) -> None:
+        """`problem` says what the directory did, such as the type of the exception that it raised."""
+        super().__init__(f"the recipient directory {problem}; try again")
+        self.problem = problem
+
+
 class RecipientResolver:
     """Resolves all recipients of a request with one call to the directory."""
 
@@ -69,7 +78,7 @@ class RecipientResolver:
     ) -> Mapping[str, Recipient]:
         """Returns the recipients that the directory knows, by id.
 
-        The directory may be user code, so it is not trusted. Raises `StoreUnavailable` if it fails, hangs or
+        The directory may be user code, so it is not trusted. Raises `DirectoryFailed` if it fails, hangs or
         returns something invalid.
         """
         try:
@@ -77,13 +86,10 @@ class RecipientResolver:
         except HomingError:
             raise
         except Exception as error:
-            kind = type(error).__name__
-            raise StoreUnavailable(f"the recipient directory failed ({kind}); try again") from error
+            raise DirectoryFailed(f"failed ({type(error).__name__})") from error
         if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
             return known
-        raise StoreUnavailable(
-            f"the recipient directory returned an invalid {type(known).__name__}; try again"
-        )
+        raise DirectoryFailed(f"returned an invalid {type(known).__name__}")
 
 
 def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:
