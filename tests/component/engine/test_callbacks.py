@@ -319,6 +319,40 @@ async def test_an_invalid_class_or_delay_is_ignored(harness: EngineHarness) -> N
     assert len(postman.sent) == 2
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"event_id": None},
+        {"provider_message_id": 17},
+        {"event": "no such event"},
+        {"at": "today"},
+        {"attempt": "1"},
+        {"notification_id": 17},
+        {"unsubscribed_from_all": "yes"},
+        None,
+    ],
+    ids=str,
+)
+async def test_an_event_of_the_wrong_type_never_fails_its_batch(harness: EngineHarness, odd: Any) -> None:
+    class Odd(CallbackProvider):
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
+            heard = super().handle_callback(callback, now_ms)
+            fields: Any = {"event_id": "bad", **(odd or {})}
+            bad: Any = None if odd is None else replace(heard.receipts[0], **fields)
+            return replace(heard, receipts=(bad, *heard.receipts))
+
+    postman = Odd("post")
+    engine = await harness.open({"post": postman})
+    id = await mail(engine)
+    await seconds(1)
+    result = await engine.handle_callback(
+        "post", signed_callback([event_about(postman.sent[0], E.DELIVERED)])
+    )
+    assert (result.applied, result.unreadable) == (1, 1)
+    assert await status(engine, id) is Status.DELIVERED
+    assert (await engine.list()).items
+
+
 async def test_a_receipt_resolves_an_ambiguous_send(harness: EngineHarness) -> None:
     postman = CallbackProvider("post", [LOST_ANSWER])
     engine = await harness.open({"post": postman}, rules=HOLD)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -222,7 +223,7 @@ class CallbackHandler:
         always = all(policy.bounce_failover is BounceFailover.ALWAYS for policy in policies)
         backoff_ms = max(base_delay_ms(policy, 1) for policy in policies)
         for receipt in receipts:
-            if not all(map(_storable, (receipt.event_id, receipt.provider_message_id))):
+            if not _is_well_formed(receipt):
                 unreadable += 1
                 continue
             failed = receipt.event is ReceiptEvent.FAILED
@@ -257,6 +258,21 @@ class CallbackHandler:
             book.policy(MatchKeys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD)
             for channel in listed.channels
         ]
+
+
+def _is_well_formed(receipt: object) -> bool:
+    """Returns True if a receipt has fields of the right types, and ids that can be stored.
+
+    Providers may be user code. The fields that are left out here are replaced if they are invalid.
+    """
+    if not isinstance(receipt, Receipt):
+        return False
+    checked = replace(receipt, outcome=None, retry_after_ms=None, error=None, error_code=None, routes={})
+    try:
+        msgspec.convert(msgspec.to_builtins(checked), Receipt)
+    except Exception:  # a foreign value may raise anything
+        return False
+    return _storable(receipt.event_id) and _storable(receipt.provider_message_id)
 
 
 def _own_id(id: str | None) -> str | None:
