@@ -294,6 +294,54 @@ async def test_a_chunk_may_take_long_to_prepare_if_every_lookup_is_answered_soon
     assert len([answer async for answer in engine.send_many(asked)]) == await stored(harness) == 500
 
 
+class FailingDirectory:
+    """Fails for one recipient, or for all of them after some calls."""
+
+    def __init__(self, *, failing: str = "", calls: int = 10**6) -> None:
+        self._failing = failing
+        self._calls_left = calls
+
+    async def resolve(self, tenant: str, ids: Collection[str]) -> dict[str, Recipient]:
+        self._calls_left -= 1
+        if self._failing in ids or self._calls_left < 0:
+            raise ValueError("badly formed UUID")
+        return {id: Recipient(id=id, email=f"{id}@example.org") for id in ids}
+
+    async def facts(self, claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+        return {}
+
+
+@pytest.mark.parametrize("place", [0, 150, 249])
+async def test_a_request_for_which_the_directory_fails_is_one_rejection(
+    harness: EngineHarness, place: int
+) -> None:
+    directory = FailingDirectory(failing=f"r{place}")
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False, directory=directory)
+    asked = [letter(n, recipient={"id": f"r{n}"}) for n in range(250)]
+    answers = [answer async for answer in engine.send_many(asked)]
+    (refused,) = [answer for answer in answers if isinstance(answer, Rejection)]
+    assert (refused.index, refused.code) == (place, "STORE_UNAVAILABLE")
+    assert refused.message == "the recipient directory failed (ValueError); try again"
+    assert await stored(harness) == 249
+
+
+async def test_a_directory_that_fails_for_everybody_ends_the_stream(harness: EngineHarness) -> None:
+    directory = FailingDirectory(calls=120)
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False, directory=directory)
+    asked = [letter(n, recipient={"id": f"r{n}"}) for n in range(250)]
+    answered = 0
+
+    async def listen() -> None:
+        nonlocal answered
+        async for answer in engine.send_many(asked):
+            assert isinstance(answer, SendResult)
+            answered += 1
+
+    with pytest.raises(StoreUnavailable, match="directory failed"):
+        await listen()
+    assert answered == await stored(harness) == 100
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 async def test_the_wait_for_the_previous_chunk_does_not_count(
     harness: EngineHarness, overlaps: bool, monkeypatch: pytest.MonkeyPatch

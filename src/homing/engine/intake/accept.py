@@ -44,7 +44,12 @@ from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
 from homing.engine.delivery.timers import Timers
 from homing.engine.intake.dead_requests import request_of
-from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake.recipient_lookup import (
+    SYNCHRONOUS_TIMEOUT_MS,
+    DirectoryFailed,
+    names_recipient,
+    prepare_each,
+)
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
     Intake,
@@ -61,6 +66,9 @@ from homing.engine.upkeep.lost_commits import LostCommits
 
 log = logging.getLogger("homing.sending")
 
+
+_PreparedItem = PreparedRequest | InvalidRequest | StoreRejected | DirectoryFailed
+"""A prepared request of a batch, or why it is rejected."""
 
 _SEND_CHUNK = 2000
 """Maximum number of requests that are written in one transaction."""
@@ -269,7 +277,8 @@ class SendOperations:
     ) -> AsyncIterator[SendResult | Rejection]:
         """Accepts any number of requests in bounded memory, and yields one result per request, in order.
 
-        Yields a `Rejection` for an invalid request and for an error in place of a request.
+        Yields a `Rejection` for an invalid request, for an error in place of a request, and for a request for
+        which alone the recipient directory fails.
         Synchronous requests are rejected. If the caller stops iterating, up to two chunks may be accepted
         without their results having been yielded.
         """
@@ -329,6 +338,10 @@ class SendOperations:
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
                     continue
+                if isinstance(one, DirectoryFailed):
+                    log.warning("a request of a batch was rejected: %s", one)
+                    prepared.append(Rejection(index=index, field="", code=one.code, message=one.message))
+                    continue
                 if not isinstance(one, InvalidRequest):
                     if mode_of_prepared(one) is not Mode.SYNCHRONOUS:
                         prepared.append(one)
@@ -339,12 +352,18 @@ class SendOperations:
 
     async def _prepare_isolated(
         self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
-    ) -> Sequence[PreparedRequest | InvalidRequest | StoreRejected]:
-        """Prepares requests. One that the store refuses or that causes an unexpected error harms no other."""
+    ) -> Sequence[_PreparedItem]:
+        """Prepares requests.
+
+        One that the store refuses, that causes an unexpected error, or for which alone the recipient
+        directory fails harms no other.
+        """
         try:
             with limit:
                 return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
+            if isinstance(error, DirectoryFailed) and len(asked) > 1:
+                return await self._prepare_each(asked, connection, limit)
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
             if len(asked) == 1 and isinstance(error, StoreRejected):
@@ -352,6 +371,20 @@ class SendOperations:
             if len(asked) == 1:
                 return [_unexpected(error)]
         return [one for each in asked for one in await self._prepare_isolated([each], connection, limit)]
+
+    async def _prepare_each(
+        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
+    ) -> Sequence[_PreparedItem]:
+        """Prepares requests one by one. Raises `DirectoryFailed` if the directory works for none of them."""
+
+        async def prepare(one: SendRequest | InvalidRequest) -> _PreparedItem:
+            (prepared,) = await self._prepare_isolated([one], connection, limit)
+            return prepared
+
+        def was_directory_asked(one: SendRequest | InvalidRequest, prepared: _PreparedItem) -> bool:
+            return isinstance(prepared, Submission) and isinstance(one, SendRequest) and names_recipient(one)
+
+        return await prepare_each(asked, prepare, was_directory_asked)
 
     async def _accept_chunk(
         self,

@@ -28,7 +28,7 @@ from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, Handle
 from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
-from homing.engine.intake.recipient_lookup import DirectoryFailed
+from homing.engine.intake.recipient_lookup import DirectoryFailed, names_recipient, prepare_each
 from homing.engine.intake.requests import (
     NO_PRIOR_ATTEMPTS,
     Intake,
@@ -56,9 +56,6 @@ _STORE_PAUSE_MS, _MAX_STORE_PAUSE_MS = 50, 1_000
 
 _FIRST_PAUSE_MS, _MAX_PAUSE_MS = 500, 2_000
 """First and longest pause before a bridge that has failed is opened again."""
-
-_MAX_DIRECTORY_FAILURES = 3
-"""After this many failures of the recipient directory without a success, a batch counts as not prepared."""
 
 _STOP_TIMEOUT_S = 30
 """Time for storing and acknowledging what has been received when the process stops."""
@@ -167,49 +164,23 @@ class _MessageAcceptor:
     async def _prepare_all(self, bridge: str, messages: Sequence[BridgeMessage]) -> list[_PreparedMessage]:
         """Prepares messages, and returns them in the same order.
 
-        A message is rejected if the recipient directory fails for it, but not for another message of the
-        batch. Raises `DirectoryFailed` if no other one shows that the directory works.
+        A message is rejected if the recipient directory fails for it, but not for another message. Raises
+        `DirectoryFailed` if no other one shows that the directory works.
         """
-        prepared: list[_PreparedMessage] = []
-        failed: dict[int, DirectoryFailed] = {}
-        for index, message in enumerate(messages):
-            if not (index + 1) % _YIELD_EVERY:
+        number = 0
+
+        async def prepare(message: BridgeMessage) -> PreparedRequest | HomingError:
+            nonlocal number
+            number += 1
+            if not number % _YIELD_EVERY:
                 await asyncio.sleep(0)
-            one: PreparedRequest | HomingError
-            try:
-                one = await self._prepare_isolated(bridge, message)
-            except DirectoryFailed as error:
-                one = error
-                if (control := _answered_by_directory(prepared)) is not None:
-                    one = await self._prepare_again(bridge, message, control)
-                else:
-                    failed[index] = error
-                    if len(failed) == _MAX_DIRECTORY_FAILURES:
-                        raise
-            prepared.append((message, one))
-        for index, error in failed.items():
-            if (control := _answered_by_directory(prepared)) is None:
-                raise error
-            prepared[index] = (messages[index], await self._prepare_again(bridge, messages[index], control))
-        return prepared
-
-    async def _prepare_again(
-        self, bridge: str, message: BridgeMessage, control: BridgeMessage
-    ) -> PreparedRequest | HomingError:
-        """Prepares a message again for which the directory has failed, or returns why it is rejected.
-
-        Raises `DirectoryFailed` if the directory fails for `control` as well, for which it worked before.
-        """
-        await self._prepare_isolated(bridge, control)
-        try:
             return await self._prepare_isolated(bridge, message)
-        except DirectoryFailed as error:
-            log.warning(
-                "the recipient directory %s for a message of bridge %s, which is rejected",
-                error.problem,
-                bridge,
-            )
-            return HomingError(f"the recipient directory {error.problem} for this message")
+
+        found = await prepare_each(messages, prepare, _was_directory_asked)
+        return [
+            (message, _directory_rejection(bridge, one) if isinstance(one, DirectoryFailed) else one)
+            for message, one in zip(messages, found, strict=True)
+        ]
 
     async def _prepare_isolated(self, bridge: str, message: BridgeMessage) -> PreparedRequest | HomingError:
         """Prepares a message, or returns why it is rejected."""
@@ -446,14 +417,14 @@ def _accepted(message: BridgeMessage, answer: Acceptance) -> HandledMessage:
     )
 
 
-def _answered_by_directory(prepared: Sequence[_PreparedMessage]) -> BridgeMessage | None:
-    """Returns the last message for which the recipient directory worked, or None if there is none."""
-    for message, one in reversed(prepared):
-        if isinstance(one, Submission):
-            request = _read(message.request)
-            if any(to is not None and to.id for to in (request.recipient, *request.recipients)):
-                return message
-    return None
+def _was_directory_asked(message: BridgeMessage, one: PreparedRequest | HomingError) -> bool:
+    """Returns True if the recipient directory was asked when this message was prepared."""
+    return isinstance(one, Submission) and names_recipient(_read(message.request))
+
+
+def _directory_rejection(bridge: str, error: DirectoryFailed) -> HomingError:
+    log.warning("a message of bridge %s is rejected, because %s", bridge, error)
+    return HomingError(f"the recipient directory {error.problem} for this message")
 
 
 def _rejection(bridge: str, error: Exception) -> HomingError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -11,6 +12,7 @@ from homing.core.notifications import Channel, Mode, Recipient
 from homing.core.ports.plug_ins import Directory
 from homing.core.recipients.profiles import KnownRecipient
 from homing.core.retry.policy import MODE_DEFAULTS
+from homing.core.send_request import SendRequest
 from homing.engine.plug_in_calls import call_within
 
 SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
@@ -21,6 +23,13 @@ MAX_DEVICES = 10
 
 
 _DIRECTORY_TIMEOUT_MS = 10_000
+
+_MAX_FAILURES = 3
+"""After this many failures without a success, `prepare_each` gives up."""
+
+_T = TypeVar("_T")
+
+_R = TypeVar("_R")
 
 
 DeviceTokens = Mapping[str, tuple[str, ...]]
@@ -90,6 +99,69 @@ class RecipientResolver:
         if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
             return known
         raise DirectoryFailed(f"returned an invalid {type(known).__name__}")
+
+
+def names_recipient(request: SendRequest) -> bool:
+    """Returns True if the directory is asked about a recipient of this request."""
+    return any(one is not None and one.id for one in (request.recipient, *request.recipients))
+
+
+async def prepare_each(
+    items: Sequence[_T],
+    prepare: Callable[[_T], Awaitable[_R]],
+    was_asked: Callable[[_T, _R], bool],
+) -> list[_R | DirectoryFailed]:
+    """Prepares items one by one, and returns one result per item, in the same order.
+
+    If the directory fails for an item but works for another one, the error is the item's result. Raises
+    `DirectoryFailed` if no other item shows that the directory works. `was_asked` returns True if the
+    directory was asked about an item with this result.
+    """
+    found: list[_R | DirectoryFailed] = []
+    unexplained: dict[int, DirectoryFailed] = {}
+    for index, item in enumerate(items):
+        one: _R | DirectoryFailed
+        try:
+            one = await prepare(item)
+        except DirectoryFailed as error:
+            control = _find_control(items, found, was_asked)
+            if control is None:
+                unexplained[index] = one = error
+                if len(unexplained) == _MAX_FAILURES:
+                    raise
+            else:
+                one = await _prepare_again(item, control, prepare)
+        found.append(one)
+    for index, failure in unexplained.items():
+        control = _find_control(items, found, was_asked)
+        if control is None:
+            raise failure
+        found[index] = await _prepare_again(items[index], control, prepare)
+    return found
+
+
+def _find_control(
+    items: Sequence[_T], found: Sequence[_R | DirectoryFailed], was_asked: Callable[[_T, _R], bool]
+) -> _T | None:
+    """Returns the last item for which the directory has worked, or None if there is none."""
+    for item, result in zip(reversed(items[: len(found)]), reversed(found), strict=True):
+        if not isinstance(result, DirectoryFailed) and was_asked(item, result):
+            return item
+    return None
+
+
+async def _prepare_again(
+    item: _T, control: _T, prepare: Callable[[_T], Awaitable[_R]]
+) -> _R | DirectoryFailed:
+    """Prepares an item again for which the directory has failed, and returns the result or the error.
+
+    Raises `DirectoryFailed` if the directory fails for `control` as well, for which it worked before.
+    """
+    await prepare(control)
+    try:
+        return await prepare(item)
+    except DirectoryFailed as error:
+        return error
 
 
 def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:
