@@ -377,7 +377,7 @@ def other_words(real: Any) -> Any:
     return delivery
 
 
-@BUGS.plant("a store error drops the batch", "2", on=_WRITE, plan=bugs.flaky, seed=1_003)
+@BUGS.plant("a store error drops the batch", "2", "32", on=_WRITE, plan=bugs.flaky, seed=1_003)
 def settler_gives_up(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         try:
