@@ -71,6 +71,9 @@ def test_every_screen_is_readable_without_scripts(filled: FilledSite, open_conte
         page.goto(f"{filled.site.url}/ui/{path}")
         expect(page.locator("h1")).to_be_visible()
         assert len(page.locator("main").inner_text()) > 60, path
+        assert page.locator("main button[type=button]:visible").count() == 0, (
+            f"{path}: a button without effect"
+        )
     page.goto(f"{filled.site.url}/ui/find")
     page.get_by_label("Find", exact=True).fill("nobody3@example.org")
     page.get_by_role("button", name="Find", exact=True).click()
@@ -171,6 +174,29 @@ def test_a_message_is_read_as_text_and_html_and_at_the_width_of_a_phone(
     expect(page.locator("#answers")).to_contain_text('"providerMessageId": "pigeon-1"')
 
 
+def test_without_a_clipboard_the_text_is_selected_to_be_copied(
+    filled: FilledSite, open_context: OpenContext
+) -> None:
+    context = open_context()
+    context.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page = context.new_page()
+    sign_in(page, filled.site)
+    page.goto(f"{filled.site.url}/ui/notifications/{filled.ids['dead']}")
+    page.get_by_text("Resend…").click()
+    command = page.locator("#act-resend")
+    command.get_by_role("button", name="Copy").click()
+    expect(command.get_by_role("button", name="Selected, press Ctrl+C")).to_be_visible()
+    selected = page.evaluate("getSelection().toString()")
+    assert selected == f"homing dead resend {filled.ids['dead']} --why 'REASON'"
+
+
+def test_the_page_of_a_notification_leads_to_the_rule_that_applies(filled: FilledSite, page: Page) -> None:
+    sign_in(page, filled.site)
+    page.goto(f"{filled.site.url}/ui/notifications/{filled.ids['dead']}")
+    page.locator("dt", has_text="Rule").locator("+ dd a").click()
+    expect(page.locator("main")).to_contain_text("Rule invoices, on top of the preset's rule medium")
+
+
 def test_filters_are_part_of_the_address(filled: FilledSite, page: Page) -> None:
     sign_in(page, filled.site)
     page.goto(f"{filled.site.url}/ui/find")
@@ -216,6 +242,22 @@ def test_times_can_be_shown_in_local_time(filled: FilledSite, open_context: Open
     page.reload()
     expect(shown).not_to_have_text(utc)
     assert int(shown.inner_text()[:2]) == (int(utc[:2]) + 9) % 24
+
+
+def test_the_times_in_the_verdict_can_be_shown_in_local_time(
+    site: DashboardSite, open_context: OpenContext
+) -> None:
+    site.wait_for(site.send("ada@example.org"), "sent")
+    site.on_loop(lambda homing: homing.force_breaker("pigeon", "open", who="ada", why="test"))
+    page = open_context(timezone_id="Asia/Tokyo").new_page()
+    sign_in(page, site)
+    expect(page.locator("#verdict")).to_contain_text("pigeon forced open since")
+    shown = page.locator("#verdict time").first
+    utc = shown.inner_text()
+    page.locator("[data-zone]").click()
+    expect(shown).not_to_have_text(utc)
+    hours, minutes = utc.split(":")
+    assert shown.inner_text() == f"{(int(hours) + 9) % 24:02}:{minutes}"
 
 
 def test_a_rehearsal_shows_what_an_outage_would_do(filled: FilledSite, page: Page) -> None:

@@ -7,12 +7,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
+from homing import Homing
+from homing.core.notifications import Channel
+from homing.core.retry.policy import PolicyPatch, Rule
 from homing.dashboard.screens import dead_letters, waiting
 from homing.engine.operations import commands, searches
 from support.browser_pages import TOML, OpenContext, sign_in
-from support.dashboard_site import DashboardSite
+from support.dashboard_site import DashboardSite, furnish
 from support.tcp_proxy import TcpProxy
 
 pytest_plugins = ["support.browser_pages"]
@@ -166,6 +170,87 @@ def test_a_rule_is_changed_and_the_change_is_in_the_history(site: DashboardSite,
     expect(newest).to_have_text("max attempts − 4 + 7")
     page.goto(f"{site.url}/ui/policies?type=invoice")
     expect(page.locator("main")).to_contain_text("Rule invoices")
+
+
+def test_a_rule_is_edited_with_all_its_fields_and_each_rule_has_its_curve(
+    site: DashboardSite, page: Page
+) -> None:
+    patch = PolicyPatch(max_attempts=5, backoff="fixed", steps_ms=(10_000, 60_000), jitter="full", factor=3.0)
+    rule = Rule(name="receipts", type="receipt", policy=patch)
+    site.on_loop(lambda homing: homing.policies.set(rule, who="ada", why="test"))
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/policies")
+    row = page.locator("tr", has_text="receipts").first
+    expect(row.locator("td.curve")).to_contain_text("5 in up to 3 min 10 s")
+    expect(row.get_by_role("img")).to_have_attribute(
+        "aria-label", re.compile("^5 attempts, the last one after")
+    )
+    row.get_by_role("link", name="Edit").click()
+    form = page.locator("#rule")
+    expect(form.get_by_label("Type")).to_have_value("receipt")
+    expect(form.get_by_label("Delays of a fixed backoff")).to_have_value("10s, 1m")
+    form.get_by_label("Attempts").fill("6")
+    form.get_by_label("Reason").fill("one more")
+    form.get_by_role("button", name="Save the rule").click()
+    expect(page.locator("td.diff").first).to_have_text("max attempts − 5 + 6")
+    (kept,) = [one for one in site.on_loop(_rules) if one.name == "receipts"]
+    assert kept == replace(rule, policy=replace(patch, max_attempts=6))
+    page.goto(f"{site.url}/ui/policies?type=receipt")
+    expect(page.locator("dl.facts dt", has_text=re.compile("^jitter$")).locator("+ dd")).to_have_text("full")
+
+
+async def _rules(homing: Homing) -> tuple[Rule, ...]:
+    return homing.policies.book.rules
+
+
+def test_a_tenant_gets_a_key_that_is_rotated_and_is_disabled(
+    site: DashboardSite, page: Page, open_context: OpenContext
+) -> None:
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/keys")
+    page.get_by_text("Create a tenant…").click()
+    page.get_by_label("Name").fill("acme")
+    page.get_by_role("button", name="Create the tenant").click()
+    expect(page.get_by_role("heading", name="Keys of acme")).to_be_visible()
+    page.get_by_text("Create a key…").click()
+    page.get_by_label("What it is for").fill("their shop")
+    page.get_by_label("Valid for").fill("90d")
+    page.get_by_role("button", name="Create", exact=True).click()
+    first = page.locator("#made").inner_text()
+    page.locator("summary", has_text="Rotate").click()
+    page.get_by_role("button", name="Rotate their shop").click()
+    second = page.locator("#made").inner_text()
+    assert first != second
+    (old, new) = site.on_loop(lambda homing: homing.keys.list("acme"))
+    assert old.expires_at is not None
+    assert new.expires_at is not None
+    theirs = open_context().new_page()
+    theirs.goto(f"{site.url}/ui/sign-in")
+    theirs.get_by_label("API key or token").fill(second)
+    theirs.get_by_role("button", name="Sign in").click()
+    theirs.wait_for_url("**/ui/now")
+    page.goto(f"{site.url}/ui/keys")
+    page.locator("tr", has_text="acme").locator("summary").click()
+    page.get_by_role("button", name="Disable acme").click()
+    expect(page.locator(".notice")).to_contain_text("Disabled.")
+    theirs.goto(f"{site.url}/ui/waiting")
+    expect(theirs.get_by_role("button", name="Sign in")).to_be_visible()
+    page.get_by_role("button", name="Enable").click()
+    expect(page.locator("tr", has_text="acme").locator(".tag")).to_have_text("active")
+
+
+def test_an_earlier_version_of_a_template_is_compared_and_restored(site: DashboardSite, page: Page) -> None:
+    furnish(site)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/templates/order_shipped")
+    page.get_by_role("link", name="1", exact=True).click()
+    expect(page.locator("#difference del")).to_contain_text('"subject": "Order {{ order }}"')
+    expect(page.locator("#difference ins")).to_contain_text("Order {{ order }} is on its way")
+    page.get_by_role("button", name="Restore version 1").click()
+    expect(page.locator(".notice")).to_have_text("Restored as the newest version.")
+    expect(page.locator("main")).to_contain_text("3 current")
+    restored = site.on_loop(lambda homing: homing.templates.get("order_shipped"))
+    assert restored.locales["en-US"][Channel.EMAIL].subject == "Order {{ order }}"
 
 
 def test_a_job_that_a_restart_interrupts_is_resumed(tmp_path: Path, open_context: OpenContext) -> None:

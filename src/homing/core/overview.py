@@ -24,6 +24,9 @@ LATE_AFTER_MS = 60_000
 RECENT = timedelta(minutes=5)
 """Time over which the rate and the lateness of a channel are computed."""
 
+_STUCK_AFTER_MS = 5_000
+"""A channel whose providers are only on trial is in trouble if something has been due for this long."""
+
 _ON_PURPOSE = (Reason.QUIET_HOURS, Reason.RATE_LIMIT)
 """Reasons of waits that do not make a notification late."""
 
@@ -106,10 +109,21 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
         """True if no provider of the channel works: one is open, and no other one gets its notifications."""
         return any(one.phase is Phase.OPEN and one.failed_over_to is None for one in self.troubles)
 
+    def is_stuck(self, now: datetime) -> bool:
+        """Returns True if notifications wait because the providers are only tried now and then."""
+        on_trial = any(
+            one.phase is Phase.HALF_OPEN and one.failed_over_to is None and not one.forced
+            for one in self.troubles
+        )
+        return on_trial and self.waits_ms(now) > _STUCK_AFTER_MS
+
+    def waits_ms(self, now: datetime) -> int:
+        """Returns for how long the oldest notification that is late has been due."""
+        return 0 if self.oldest_at is None else (now - self.oldest_at) // timedelta(milliseconds=1)
+
     def late_ms(self, now: datetime) -> int:
         """Returns how late the channel is: as the oldest that waits, or what was sent last."""
-        waits_ms = 0 if self.oldest_at is None else (now - self.oldest_at) // timedelta(milliseconds=1)
-        return max(waits_ms, self.p99_late_ms or 0)
+        return max(self.waits_ms(now), self.p99_late_ms or 0)
 
 
 class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -303,17 +317,16 @@ def give_verdict(
     parts += [
         f"{name_of(one.channel)} has no working provider{_causes(one, now, zone)}"
         for one in channels
-        if one.is_stopped and one.is_used and one not in late
+        if (one.is_stopped or one.is_stuck(now)) and one.is_used and one not in late
     ]
-    if parts:
-        return VerdictLevel.PROBLEM, "; ".join(parts)
-    parts = _troubles_in_time(channels, now, zone)
+    level = VerdictLevel.PROBLEM if parts else VerdictLevel.WARNING
+    parts = parts or _troubles_in_time(channels, now, zone)
     if failed_last_hour:
         parts.append(
             f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
         )
     if parts:
-        return VerdictLevel.WARNING, "; ".join(parts)
+        return level, "; ".join(parts)
     if not live_workers:
         return VerdictLevel.WARNING, "No worker is live, and nothing is due"
     sent = sum(point.sent for one in channels for point in one.last_hour)
@@ -347,7 +360,7 @@ def _causes(one: ChannelNow, now: datetime, zone: tzinfo) -> str:
     causes = [_describe(trouble, now, zone) for trouble in one.troubles]
     if one.late:
         assert one.oldest_at is not None, "what is late has a time"
-        age_ms = (now - one.oldest_at) // timedelta(milliseconds=1)
+        age_ms = one.waits_ms(now)
         more = "" if one.complete else "more than "
         causes.append(f"{more}{one.late:,} waiting, oldest {_spoken(age_ms)}")
     return f": {', '.join(causes)}" if causes else ""
@@ -357,11 +370,16 @@ def _describe(trouble: TroubledProvider, now: datetime, zone: tzinfo) -> str:
     phase = trouble.phase.value.replace("_", "-")
     text = f"{trouble.provider} {'forced ' if trouble.forced else ''}{phase}"
     if trouble.since is not None:
-        since, today = trouble.since.astimezone(zone), now.astimezone(zone).date()
-        text += f" since {since:%H:%M}" if since.date() == today else f" since {since:%Y-%m-%d %H:%M}"
+        text += f" since {time_of_day(trouble.since, now, zone)}"
     if trouble.phase is not Phase.CLOSED and trouble.failed_over_to is not None:
         text += f", failed over to {trouble.failed_over_to}"
     return text
+
+
+def time_of_day(at: datetime, now: datetime, zone: tzinfo = UTC) -> str:
+    """Returns a time as the verdict writes it, with its date unless that is today."""
+    at = at.astimezone(zone)
+    return f"{at:%H:%M}" if at.date() == now.astimezone(zone).date() else f"{at:%Y-%m-%d %H:%M}"
 
 
 def _spoken(ms: int) -> str:

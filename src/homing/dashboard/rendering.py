@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -12,7 +14,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from homing.core.durations import format_duration
-from homing.core.notifications import Status
 from homing.core.times import moment
 from homing.dashboard.static_files import static_url
 
@@ -29,8 +30,6 @@ _KINDS = {
     **dict.fromkeys(("sending", "running", "pending"), "mark"),
 }
 """Word for a state → class of its color."""
-
-WORDS = {Status.IN_DOUBT.value: "in doubt", "half_open": "half open", "provider_fault": "provider fault"}
 
 
 @cache
@@ -50,6 +49,7 @@ def environment() -> Environment:
         kind=kind_of,
         word=show_word,
         counted=show_counted,
+        counts=count_values,
         with_times=mark_times,
         json=show_json,
         trusted=trust,
@@ -86,6 +86,11 @@ def show_counted(number: int, one: str, many: str = "") -> str:
     return f"{show_number(number)} {one if number == 1 else many or one + 's'}"
 
 
+def count_values(items: Iterable[object], name: str) -> list[tuple[Any, int]]:
+    """Returns each value of an attribute with the number of items that have it, the most frequent first."""
+    return Counter(getattr(item, name) for item in items).most_common()
+
+
 _TIME_IN_TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\+00:00|Z)")
 
 
@@ -98,6 +103,27 @@ def mark_times(text: str) -> Markup:
 
     pieces, end = list[Markup | str](), 0
     for found in _TIME_IN_TEXT.finditer(text):
+        pieces += [text[end : found.start()], mark(found)]
+        end = found.end()
+    return Markup("").join([*pieces, text[end:]])
+
+
+def mark_clock_times(text: str, moments: Mapping[str, datetime]) -> Markup:
+    """Returns escaped text in which `since` and a time of `moments` is followed by a `time` element.
+
+    `moments` has the texts of times as keys, such as `02:41`.
+    """
+
+    def mark(found: re.Match[str]) -> Markup:
+        shown = found[1]
+        form = "minute" if len(shown) == len("02:41") else "day"
+        made = Markup('since <time datetime="{iso}" data-utc="{shown}" data-form="{form}">{shown}</time>')
+        return made.format(iso=utc_parts(moments[shown])["iso"], shown=shown, form=form)
+
+    if not moments:
+        return Markup("{}").format(text)
+    pieces, end = list[Markup | str](), 0
+    for found in re.finditer(f"since ({'|'.join(map(re.escape, moments))})(?![0-9:])", text):
         pieces += [text[end : found.start()], mark(found)]
         end = found.end()
     return Markup("").join([*pieces, text[end:]])
@@ -131,8 +157,9 @@ def kind_of(word: object) -> str:
 
 
 def show_word(state: object) -> str:
-    """Returns the words for a state."""
-    return WORDS.get(str(state), str(state))
+    """Returns the words for a state, such as `in doubt`. Codes in capitals stay as they are."""
+    text = str(state)
+    return text.replace("_", " ") if text.islower() else text
 
 
 def show_json(value: Any) -> str:

@@ -48,6 +48,10 @@ NOTICES = {
     "saved": "Saved.",
     "removed": "Removed.",
     "revoked": "Revoked.",
+    "disabled": "Disabled. Its keys and tokens are rejected.",
+    "enabled": "Enabled.",
+    "restored": "Restored as the newest version.",
+    "released-events": "The parked events wait to be published again.",
     "demo": "Started. Watch the figures below.",
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""

@@ -125,11 +125,24 @@ def test_an_open_breaker_without_late_notifications_is_a_warning() -> None:
 def test_a_channel_without_a_working_provider_is_a_problem_before_anything_is_late() -> None:
     alone = TroubledProvider(provider="twilio", phase=Phase.OPEN, since=NOW - timedelta(minutes=1))
     waiting = a_channel(troubles=(alone,), waiting=9, late=9, oldest_at=NOW - timedelta(seconds=15))
-    assert verdict_of(waiting, failed=1) == (
-        VerdictLevel.PROBLEM,
-        "SMS has no working provider: twilio open since 02:46, 9 waiting, oldest 15 s",
-    )
+    sentence = "SMS has no working provider: twilio open since 02:46, 9 waiting, oldest 15 s"
+    assert verdict_of(waiting) == (VerdictLevel.PROBLEM, sentence)
+    assert verdict_of(waiting, failed=1)[1] == f"{sentence}; 1 dead letter in the last hour"
     assert verdict_of(late_one(troubles=(alone,)))[1].startswith("SMS is 6 min late: twilio open")
+
+
+def test_a_channel_whose_providers_are_only_on_trial_is_a_problem_once_notifications_wait() -> None:
+    trial = TroubledProvider(provider="twilio", phase=Phase.HALF_OPEN, since=NOW - timedelta(minutes=1))
+    waiting = a_channel(troubles=(trial,), waiting=9, late=9, oldest_at=NOW - timedelta(seconds=15))
+    assert verdict_of(waiting) == (
+        VerdictLevel.PROBLEM,
+        "SMS has no working provider: twilio half-open since 02:46, 9 waiting, oldest 15 s",
+    )
+    level, text = verdict_of(a_channel(troubles=(trial,), late=1, oldest_at=NOW - timedelta(seconds=1)))
+    assert (level, text) == (
+        VerdictLevel.WARNING,
+        "SMS is delivered in time: twilio half-open since 02:46",
+    )
 
 
 def test_a_forced_breaker_is_named_as_such_and_an_old_one_with_its_date() -> None:

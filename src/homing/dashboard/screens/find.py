@@ -158,7 +158,7 @@ async def _notification_part(visit: Visit, id: str) -> str:
     return visit.html(
         "notification_part.html",
         n=n,
-        actions=_actions(n),
+        actions={action: _COMMAND_LINES[action].format(id=n.id) for action in _actions(n)},
         providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         verdict=found.verdict,
         next_step=found.next_step,
@@ -275,6 +275,18 @@ _AUDITED = {
     "move-to-dead-letter": "notification.fail",
 }
 """Action → its name in the audit trail, if it is another. The API and the command line use the same names."""
+
+
+_COMMAND_LINES = {
+    "retry": "homing retry {id} --why 'REASON'",
+    "resend": "homing dead resend {id} --why 'REASON'",
+    "acknowledge": "homing dead ack {id} --why 'REASON'",
+    "cancel": "homing cancel {id} --why 'REASON'",
+    "reschedule": "homing reschedule {id} 10m --why 'REASON'",
+    "resolve": "homing resolve {id} sent --why 'REASON'",
+    "move-to-dead-letter": "homing dead move {id} --why 'REASON'",
+}
+"""Action → the command that does the same on the command line."""
 
 
 def _actions(n: Notification) -> tuple[str, ...]:

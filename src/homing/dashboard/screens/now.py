@@ -12,9 +12,9 @@ from homing.charts.small import draw_sparkline
 from homing.core.access.scopes import Scope
 from homing.core.errors import NotFound
 from homing.core.lifecycle.jobs import JobStatus
-from homing.core.overview import ChannelNow, OverviewPoint
+from homing.core.overview import ChannelNow, Overview, OverviewPoint, time_of_day
 from homing.core.routing.breaker import Phase
-from homing.dashboard.rendering import show_duration, trust
+from homing.dashboard.rendering import mark_clock_times, show_duration, trust
 from homing.dashboard.visits import Screens, Visit
 
 screens = Screens()
@@ -60,6 +60,7 @@ async def read_now(visit: Visit) -> str:
     return visit.html(
         "now_part.html",
         overview=overview,
+        verdict=_verdict(overview),
         level=_LEVELS[overview.level.value],
         lines={one.channel: _draw(one) for one in overview.channels},
         failed={one.channel: sum(point.failed for point in one.last_day) for one in overview.channels},
@@ -84,6 +85,13 @@ async def start_demo_event(visit: Visit, name: str, form: dict[str, str]) -> Res
         raise NotFound(f"there is no event {name!r} in this process")
     await events[name]()
     return visit.go("now", done="demo")
+
+
+def _verdict(overview: Overview) -> Markup:
+    """Returns the verdict with times that can be shown as local time."""
+    troubles = (trouble for one in overview.channels for trouble in one.troubles)
+    since = {time_of_day(one.since, overview.now): one.since for one in troubles if one.since is not None}
+    return mark_clock_times(overview.verdict, since)
 
 
 def _is_idle(one: ChannelNow) -> bool:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
+from msgspec import UNSET
 from starlette.responses import Response
 
-from homing.charts.small import draw_steps
+from homing.charts.small import draw_sparkline, draw_steps
 from homing.core.access.scopes import Scope
 from homing.core.durations import format_duration, parse_duration
 from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
 from homing.core.notifications import Channel, Priority
 from homing.core.plain_values import check_line
 from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
-from homing.core.retry.policy import MatchKeys, PolicyPatch, RetryPolicy, Rule
+from homing.core.retry.policy import (
+    Backoff,
+    BounceFailover,
+    FailoverWait,
+    Jitter,
+    MatchKeys,
+    OnTimeout,
+    PolicyBook,
+    PolicyPatch,
+    Preset,
+    RetryPolicy,
+    Rule,
+)
 from homing.core.retry.policy_views import PolicyChangeView, RuleView
 from homing.core.routing.delivery_modes import mode_of
 from homing.core.send_request import priority_of
@@ -28,6 +42,24 @@ screens = Screens()
 
 _MAX_TRAFFIC = 50.0
 """Maximum number of notifications per second in a rehearsal."""
+
+_MAX_RULES = 200
+"""Maximum number of rules that the page lists."""
+
+_WHOLE = ("max_attempts", "failover_after")
+
+_FRACTIONS = ("factor", "jitter_ratio")
+
+_DURATIONS = ("base_ms", "cap_ms", "jitter_ms", "timeout_ms", "max_age_ms")
+
+_CHOICES: dict[str, list[str]] = {
+    "backoff": [one.value for one in Backoff if one is not Backoff.CALLABLE],
+    "jitter": list(Jitter),
+    "failover_wait": list(FailoverWait),
+    "on_timeout": list(OnTimeout),
+    "bounce_failover": list(BounceFailover),
+}
+"""Fields of a rule with a fixed set of values. A delay function can only be set in the settings."""
 
 _KEYS = ("tenant", "type", "origin", "channel", "priority")
 
@@ -54,12 +86,24 @@ async def show_policies(visit: Visit) -> Response:
     )
     mode = mode_of(synchronous=None, type_=keys.type, priority=priority_of(asked["priority"]), bulk=False)
     found = explain_match_keys(book, keys, mode, tuple(visible))
+    edited = _edited(visible, visit.query.get("edit", "")) if admin else None
     changes = [change_view(one) for one in await policies.changes(30)] if admin else []
     return visit.page(
         "policies.html",
         preset=book.preset.name,
-        rules=[rule_view(rule, policies) for rule in visible],
-        preset_rules=[rule_view(rule, preset=True) for rule in book.preset.rules],
+        rules=[
+            (rule_view(rule, policies), *_curve(book.preset, rule, visit.caller.tenant))
+            for rule in visible[:_MAX_RULES]
+        ],
+        preset_rules=[
+            (rule_view(rule, preset=True), *_curve(book.preset, rule, visit.caller.tenant, own=True))
+            for rule in book.preset.rules
+        ],
+        complete=len(visible) <= _MAX_RULES,
+        edited=edited,
+        values={} if edited is None else _form_values(edited),
+        choices=_CHOICES,
+        callable=Backoff.CALLABLE,
         asked=asked,
         found=found,
         curve=_draw(book.resolve(keys, mode).policy),
@@ -81,15 +125,20 @@ async def set_rule(visit: Visit, form: dict[str, str]) -> Response:
     if not name or not why:
         raise InvalidRequest("why" if name else "name", "is missing")
     given: dict[str, Any] = {}
-    for field in ("max_attempts", "failover_after"):
+    for field in _WHOLE:
         if form.get(field):
             given[field] = _whole(form[field], field)
-    for field in ("base_ms", "cap_ms", "max_age_ms", "timeout_ms"):
+    for field in _FRACTIONS:
+        if form.get(field):
+            given[field] = _fraction(form[field], field)
+    for field in _DURATIONS:
         if form.get(field):
             given[field] = parse_duration(form[field], field)
-    for field in ("backoff", "jitter"):
+    for field in _CHOICES:
         if form.get(field):
             given[field] = form[field]
+    if form.get("steps_ms"):
+        given["steps_ms"] = tuple(parse_duration(one, "steps_ms") for one in form["steps_ms"].split(","))
     try:
         patch = msgspec.convert(given, PolicyPatch)
     except msgspec.ValidationError as error:
@@ -168,6 +217,57 @@ def _whole(text: str, field: str) -> int:
         raise ConfigError(field, f"is {text!r}; it must be a whole number") from None
 
 
+def _fraction(text: str, field: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(field, f"is {text!r}; it must be a number") from None
+
+
+def _edited(rules: Iterable[Rule], name: str) -> Rule | None:
+    """Returns the rule with this name. None if there is none, or if only the settings can change it."""
+    found = next((rule for rule in rules if rule.name == name), None)
+    return None if found is None or found.policy.call is not UNSET else found
+
+
+def _form_values(rule: Rule) -> dict[str, str]:
+    """Returns the fields of the form that stores a rule, with the values that the rule has now."""
+    found = {key: value for key in _KEYS if (value := getattr(rule, key)) != "*"}
+    for field, value in rule.policy.given().items():
+        if field == "steps_ms":
+            found[field] = ", ".join(map(format_duration, value))
+        else:
+            found[field] = format_duration(value) if field in _DURATIONS else f"{value}"
+    return {"name": rule.name, **found}
+
+
+def _curve(preset: Preset, rule: Rule, tenant: str, *, own: bool = False) -> tuple[str, Markup]:
+    """Returns in words and as a line when a rule's attempts are made, for notifications that only it matches.
+
+    Where the rule matches all priorities, they have medium priority. `own`: the rule is one of the preset.
+    """
+    keys = MatchKeys(
+        tenant if rule.tenant == "*" else rule.tenant,
+        "message" if rule.type == "*" else rule.type,
+        "" if rule.origin == "*" else rule.origin,
+        Channel.EMAIL if rule.channel == "*" else Channel(rule.channel),
+        Priority.MEDIUM if rule.priority == "*" else Priority(rule.priority),
+    )
+    mode = mode_of(synchronous=None, type_=keys.type, priority=keys.priority, bulk=False)
+    policy = PolicyBook(preset, () if own else (rule,)).policy(keys, mode)
+    delays = list(retry_delays(policy))
+    low, high = sum(one.min_ms for one in delays), sum(one.max_ms for one in delays)
+    if not delays:
+        return "1", Markup()
+    values = [0.0, *accumulate(float(one.max_ms) for one in delays)]
+    title = (
+        f"{policy.max_attempts} attempts, the last one after {format_duration(low, spaced=True)} to "
+        f"{format_duration(high, spaced=True)}"
+    )
+    text = f"{policy.max_attempts} in up to {format_duration(high, spaced=True)}"
+    return text, trust(draw_sparkline(values, title=title, width=96))
+
+
 def _draw(policy: RetryPolicy) -> Markup:
     """Returns the earliest and latest time of each attempt, as a chart."""
     delays = list(retry_delays(policy))
@@ -189,8 +289,15 @@ def _fields(view: object) -> dict[str, str]:
         if value in (msgspec.UNSET, (), None):
             continue
         shown = format_duration(value) if name.endswith("_ms") and isinstance(value, int) else str(value)
-        found[name.removesuffix("_ms").replace("_", " ")] = shown
+        if name == "steps_ms":
+            shown = ", ".join(map(format_duration, value))
+        found[_field_name(name)] = shown
     return found
+
+
+def _field_name(name: str) -> str:
+    """Returns the name of a field on the page. `jitter` and `jitter_ms` are two fields."""
+    return "additive jitter" if name == "jitter_ms" else name.removesuffix("_ms").replace("_", " ")
 
 
 def _summary(rule: RuleView) -> str:

@@ -12,6 +12,9 @@ from homing.dashboard.visits import Screens, Visit
 
 screens = Screens()
 
+_SUPPRESSIONS = 50
+"""Maximum number of suppressed addresses on a page."""
+
 
 @screens.get("recipients", Scope.READ)
 async def show_recipients(visit: Visit) -> Response:
@@ -26,6 +29,9 @@ async def show_recipients(visit: Visit) -> Response:
         except (NotFound, InvalidRequest) as error:
             problem = str(error)
     found = await visit.api.recipients.list(after=after, limit=50)
+    suppressed = await visit.api.recipients.suppressions(
+        after=visit.query.get("suppressed_after", ""), limit=_SUPPRESSIONS + 1
+    )
     return visit.page(
         "recipients.html",
         id=id,
@@ -34,7 +40,8 @@ async def show_recipients(visit: Visit) -> Response:
         problem=problem,
         found=found,
         after=found[-1].id if len(found) == 50 else "",
-        suppressions=await visit.api.recipients.suppressions(limit=50),
+        suppressions=suppressed[:_SUPPRESSIONS],
+        more_suppressions=suppressed[_SUPPRESSIONS - 1].place if len(suppressed) > _SUPPRESSIONS else "",
         channels=list(Channel),
     )
 

@@ -45,7 +45,7 @@ class LaneRow(Struct, frozen=True):
     count: int
     due_now: int
     line: Markup
-    """How many are due in each half hour of the next day, as a sparkline."""
+    """How many are due in each half hour of the next day, as a sparkline. Empty if none is."""
 
 
 @screens.get("waiting")
@@ -100,7 +100,7 @@ def _by_lane(groups: Iterable[WaitingGroup], now: datetime) -> list[LaneRow]:
         if any(values):
             most = max(range(len(steps)), key=values.__getitem__)
             title += f", most of them at {steps[most]:%H:%M} UTC: {values[most]:,.0f}"
-        line = trust(draw_sparkline(values, title=title, width=240))
+        line = trust(draw_sparkline(values, title=title, width=240)) if any(values) else Markup()
         rows.append(LaneRow(lane, provider, reason, due.total(), due[None], line))
     return sorted(rows, key=lambda row: -row.count)[:_ROWS]
 

@@ -10,7 +10,7 @@
   function localText(date, precise) {
     const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
     const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-    return precise === "day" ? `${day} ${time}` : time;
+    return precise === "day" ? `${day} ${time}` : precise === "minute" ? time.slice(0, 5) : time;
   }
 
   function showTimes() {
@@ -19,8 +19,8 @@
       const wanted = local ? localText(new Date(element.dateTime), element.dataset.form) : element.dataset.utc;
       if (element.textContent !== wanted) element.textContent = wanted;
     }
+    for (const button of document.querySelectorAll("button[hidden]")) button.hidden = false;
     for (const button of document.querySelectorAll("[data-zone]")) {
-      button.hidden = false;
       button.textContent = local ? "Local" : "UTC";
       button.setAttribute("aria-label", local ? "Times are local; show UTC" : "Times are UTC; show local time");
     }
@@ -44,14 +44,24 @@
     }
   });
 
+  // Browsers offer the clipboard only to pages from https or from this machine. Elsewhere, the text is selected.
+  function copy(source, button) {
+    if (!source) return;
+    const select = () => {
+      getSelection().selectAllChildren(source);
+      button.textContent = "Selected, press Ctrl+C";
+    };
+    if (!navigator.clipboard) select();
+    else navigator.clipboard.writeText(source.textContent).then(() => { button.textContent = "Copied"; }, select);
+  }
+
   document.addEventListener("click", (event) => {
     const target = event.target.closest("button, a, summary");
     if (target?.matches("[data-zone]")) {
       store.set("homing-time", store.get("homing-time") === "local" ? "utc" : "local");
       showTimes();
     } else if (target?.matches("[data-copy]")) {
-      const text = document.getElementById(target.dataset.copy)?.textContent ?? "";
-      navigator.clipboard?.writeText(text).then(() => { target.textContent = "Copied"; }, () => {});
+      copy(document.getElementById(target.dataset.copy), target);
     } else if (target?.matches("[data-close]")) {
       target.closest("dialog")?.close();
     } else if (target?.matches("[data-width]")) {
