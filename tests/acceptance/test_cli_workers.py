@@ -38,6 +38,11 @@ def test_a_running_worker_is_listed_and_a_stopped_one_is_not(cli: Cli) -> None:
         assert all(len(line) <= 80 for line in table.splitlines()), table
         assert item["name"] in table
         assert "1 live worker" in cli("doctor").out
+        shown, system = cli.many(["system"], ["system", "--json"])
+        assert [one["name"] for one in system.json["workers"]] == [item["name"]]
+        assert set(system.json) == {"now", "workers", "sinks", "bridges", "timers"}
+        assert item["name"] in shown.out
+        assert "PARKED" in shown.out
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=60)

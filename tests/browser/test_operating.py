@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +13,13 @@ from playwright.sync_api import Page, expect
 
 from homing import Homing
 from homing.core.notifications import Channel
-from homing.core.retry.policy import PolicyPatch, Rule
+from homing.core.ports.bridges import BridgeState
+from homing.core.ports.stores import SinkRegistration
+from homing.core.ports.timers import TimerState
+from homing.core.retry.policy import Backoff, Jitter, PolicyPatch, Rule
 from homing.dashboard.screens import dead_letters, waiting
 from homing.engine.operations import commands, searches
+from homing.engine.upkeep.process_reports import ProcessReport, ProcessReports
 from support.browser_pages import TOML, OpenContext, sign_in
 from support.dashboard_site import DashboardSite, furnish
 from support.tcp_proxy import TcpProxy
@@ -175,7 +180,9 @@ def test_a_rule_is_changed_and_the_change_is_in_the_history(site: DashboardSite,
 def test_a_rule_is_edited_with_all_its_fields_and_each_rule_has_its_curve(
     site: DashboardSite, page: Page
 ) -> None:
-    patch = PolicyPatch(max_attempts=5, backoff="fixed", steps_ms=(10_000, 60_000), jitter="full", factor=3.0)
+    patch = PolicyPatch(
+        max_attempts=5, backoff=Backoff.FIXED, steps_ms=(10_000, 60_000), jitter=Jitter.FULL, factor=3.0
+    )
     rule = Rule(name="receipts", type="receipt", policy=patch)
     site.on_loop(lambda homing: homing.policies.set(rule, who="ada", why="test"))
     sign_in(page, site)
@@ -472,3 +479,41 @@ def test_a_job_shows_how_much_is_left(site: DashboardSite, page: Page) -> None:
     expect(page.get_by_role("progressbar")).to_have_attribute("max", "12")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#job")).to_contain_text("Stopped by link:test")
+
+
+def test_bridges_timers_and_sinks_are_shown_with_what_waits_for_them(site: DashboardSite, page: Page) -> None:
+    site.on_loop(_report_elsewhere)
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/system")
+    row = page.locator("tr", has_text="kafka")
+    expect(row).to_contain_text("worker-2:9")
+    expect(row.locator("[data-label='messages waiting']")).to_have_text("4,210")
+    expect(row.locator(".tag")).to_have_text("ok")
+    row = page.locator("tr", has_text="redis")
+    expect(row.locator(".tag")).to_have_text("not connected")
+    expect(row.locator("[data-label='due times waiting']")).to_have_text("12")
+    row = page.locator("tr", has_text="broken")
+    expect(row.locator("[data-label='events waiting']")).not_to_have_text("0")
+    expect(row.locator("[data-label=lag]")).to_contain_text(re.compile(r"\d+ (s|min)|now"))
+    expect(row.locator("[data-label=parked]")).to_have_text("1")
+    row.get_by_role("button", name="Publish parked events again").click()
+    expect(page.locator(".notice")).to_have_text("The parked events wait to be published again.")
+    expect(page.locator("tr", has_text="broken").locator("[data-label=parked]")).to_have_text("0")
+
+
+async def _report_elsewhere(homing: Homing) -> None:
+    """Stores the report of another process, and a sink that no process runs, with events that wait for it."""
+    report = ProcessReport(
+        bridges={"kafka": BridgeState(status="ok", accepted=7, waiting=4_210)},
+        timers={"redis": TimerState(connected=False, scheduled=3, discarded=1, failures=2, waiting=12)},
+    )
+    await ProcessReports(homing._backend, "worker-2:9", lambda: report).store()
+    await homing._backend.register_sink(
+        SinkRegistration(name="broken", kind="webhook", events=frozenset({"StatusChanged"}))
+    )
+    for number in range(3):
+        await homing.send(f"ada{number}@example.org", channel="email", body="Hello")
+    async with asyncio.timeout(60):
+        while not (events := await homing._backend.outbox("broken", "test", 1, 60_000)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await homing._backend.park_events("broken", events)

@@ -89,6 +89,32 @@ async def test_requests_are_stored_then_committed_and_bad_records_go_to_quaranti
     assert (headers["homing-rejection-topic"], headers["homing-rejection-offset"]) == (topic.encode(), b"1")
 
 
+async def test_the_backlog_is_what_this_member_has_not_read_yet(kafka: KafkaBroker) -> None:
+    topic = new_topics(kafka)
+    kafka.produce(topic, *[mail(number) for number in range(20)])
+    one = bridge(kafka, topic)
+    await one.open()
+    try:
+        read = list(await one.receive(5))
+        while len(read) < 5:
+            read += await one.receive(5 - len(read))
+        assert await one.backlog() == 15
+        while len(read) < 20:
+            read += await one.receive(20)
+        assert await one.backlog() == 0
+        kafka.produce(topic, mail(20))
+        await eventually_async(one, 1)
+    finally:
+        await one.close()
+
+
+async def eventually_async(one: KafkaBridge, expected: int) -> None:
+    """Waits until the consumer has heard of the newest records."""
+    async with asyncio.timeout(60):
+        while await one.backlog() != expected:  # noqa: ASYNC110 (the backlog is as recent as the last fetch)
+            await asyncio.sleep(0.1)
+
+
 async def test_a_record_that_the_quarantine_topic_refuses_leaves_its_place_there(kafka: KafkaBroker) -> None:
     topic = new_topics(kafka, max_message_bytes="2000")
     kafka.produce(topic, b"x" * 1_900, b"{", mail(1))

@@ -157,6 +157,24 @@ async def _acknowledged(homing: Homing, number: int) -> bool:
     return state.accepted + state.duplicates + state.rejected >= number
 
 
+async def test_the_backlog_is_what_is_in_the_queue_and_what_was_received_and_not_read(
+    rabbitmq_url: str, queues: RabbitQueues, names: Names
+) -> None:
+    await queues.put(names.retry, *(write_retry(message_id=f"m{number}") for number in range(20)))
+    bridge = bridge_to(rabbitmq_url, names, prefetch=5)
+    await bridge.open()
+    try:
+        read = await bridge.receive(3)
+
+        async def all_prefetched() -> bool:
+            return await bridge.backlog() == 20 - len(read)
+
+        await eventually(all_prefetched)
+        assert len(bridge._received) <= 5, "the others are counted in the queue"
+    finally:
+        await bridge.close()
+
+
 async def test_without_a_maximum_the_default_applies_and_a_time_in_the_future_wins(
     rabbitmq_url: str, queues: RabbitQueues, names: Names
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homing.cli.common.screen import STYLES
 from homing.core.notifications import OutcomeKind, Status
 from homing.core.routing.breaker import Phase
-from homing.engine.operations.workers import WorkerState
+from homing.core.system_status import WorkerState
 
 
 def test_every_status_outcome_breaker_phase_and_worker_state_has_a_colour() -> None:

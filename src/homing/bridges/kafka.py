@@ -102,6 +102,10 @@ class KafkaBridge:
         """Raises if the brokers do not answer, or if the topic was deleted."""
         await self._joined().check()
 
+    async def backlog(self) -> int:
+        """Returns the number of records of this member's partitions that have not become notifications."""
+        return len(self._read) + await self._joined().backlog()
+
     async def diagnose(self) -> str:
         """Checks that the brokers answer and that both topics exist."""
         return await self._connection.diagnose(self._topics, may_create=self._create_topics)

@@ -197,6 +197,11 @@ class RabbitMqBridge:
         assert self._connection is not None
         await self._connection.check_queue(self._queue)
 
+    async def backlog(self) -> int:
+        """Returns the number of messages in the queue, and of those that were received and not read yet."""
+        assert self._connection is not None
+        return len(self._received) + await self._connection.count_messages(self._queue)
+
     async def diagnose(self) -> str:
         """Connects, and describes the server and the queues. Raises an error if a queue is missing.
 

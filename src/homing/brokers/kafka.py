@@ -556,6 +556,13 @@ class KafkaConsumer:
         if offsets:
             await self.call(self._commit, dict(offsets))
 
+    async def backlog(self) -> int:
+        """Returns the number of records in the partitions of this member that it has not read yet.
+
+        It is as recent as the last answer of the brokers.
+        """
+        return await self.call(self._backlog)
+
     async def check(self) -> None:
         """Raises if no broker has answered for half a minute, or if a topic does not exist any more."""
         await self.call(self._check)
@@ -591,6 +598,13 @@ class KafkaConsumer:
     def resume(self, places: Iterable[tuple[str, int]]) -> None:
         """Reads these partitions again."""
         self._joined().resume([TopicPartition(*place) for place in places if place in self.assigned])
+
+    def _backlog(self) -> int:
+        client, unread = self._joined(), 0
+        for place in client.position([TopicPartition(*one) for one in self.assigned]):
+            low, high = client.get_watermark_offsets(place, cached=True)
+            unread += max(0, high - max(low, place.offset))
+        return unread
 
     def _joined(self) -> Consumer:
         if self._client is None:

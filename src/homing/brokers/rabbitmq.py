@@ -262,6 +262,17 @@ class RabbitMqConnection:
         """Returns if the queue exists. Raises `NotThere` or `BrokerUnavailable`."""
         await self._check("queue", name, lambda channel: channel.declare_queue(name, passive=True))
 
+    async def count_messages(self, name: str) -> int:
+        """Returns the number of messages that are ready in a queue. Raises like `check_queue`."""
+        found: list[int] = []
+
+        async def ask(channel: AbstractChannel) -> None:
+            queue = await channel.declare_queue(name, passive=True)
+            found.append(queue.declaration_result.message_count or 0)
+
+        await self._check("queue", name, ask)
+        return sum(found)
+
     async def check_exchange(self, name: str) -> None:
         """Returns if the exchange exists. Raises `NotThere` or `BrokerUnavailable`."""
         if name:  # the default exchange always exists

@@ -29,6 +29,7 @@ _COMMANDS = (
     "operations.providers",
     "operations.sinks",
     "operations.workers",
+    "operations.system",
     "operations.policy",
     "operations.policy_simulate",
     "operations.templates",

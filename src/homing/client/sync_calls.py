@@ -49,6 +49,7 @@ from homing.core.statistics import (
     RollUp,
     WaitingGroups,
 )
+from homing.core.system_status import SystemStatus
 from homing.wire.access import (
     AuditQuery,
     CreateKeyBody,
@@ -99,6 +100,7 @@ from homing.wire.queue import (
     PendingQuery,
     RetryDelay,
     RollUpsQuery,
+    SinkRetryResponse,
     WaitingQuery,
 )
 from homing.wire.recipients import (
@@ -327,6 +329,17 @@ class SyncCalls(SyncBase):
     def list_open_alerts(self) -> ItemList[OpenAlert]:
         """List the alerts whose cause still exists, newest first. They are about all tenants."""
         return self._request(ItemList[OpenAlert], "GET", "/api/v1/alerts")
+
+    def get_system(self) -> SystemStatus:
+        """Retrieve the workers, sinks, bridges and timers of all processes, with what waits for each.
+
+        A process reports its bridges and timers every ten seconds.
+        """
+        return self._request(SystemStatus, "GET", "/api/v1/system")
+
+    def retry_sink_events(self, name: str) -> SinkRetryResponse:
+        """Publish the parked events of a sink again. The sink refused them before, so fix the sink first."""
+        return self._request(SinkRetryResponse, "POST", f"/api/v1/sinks/{path_segment(name)}/retry")
 
     def get_queue_counts(self) -> dict[str, int]:
         """Count notifications by status."""

@@ -18,9 +18,21 @@ from homing.core.times import moment
 from homing.dashboard.static_files import static_url
 
 _KINDS = {
-    **dict.fromkeys(("sent", "delivered", "closed", "live", "active", "done", "accepted", "ok"), "good"),
     **dict.fromkeys(
-        ("failed", "open", "dead", "revoked", "bad_recipient", "bad_content", "dead_address", "opted_out"),
+        ("sent", "delivered", "closed", "live", "active", "done", "accepted", "ok", "connected"), "good"
+    ),
+    **dict.fromkeys(
+        (
+            "failed",
+            "open",
+            "dead",
+            "revoked",
+            "bad_recipient",
+            "bad_content",
+            "dead_address",
+            "opted_out",
+            "not connected",
+        ),
         "bad",
     ),
     **dict.fromkeys(

@@ -47,6 +47,7 @@ from homing.core.routing.breaker import BreakerGate
 from homing.core.routing.delivery_modes import MODE_INFO
 from homing.core.routing.rate_limits import RateLimitRules
 from homing.core.routing.receipt_health import ReceiptHealthPolicy
+from homing.core.system_status import SystemStatus, WorkerStatus, find_sink, sink_status
 from homing.core.times import moment
 from homing.core.version import __version__
 from homing.engine.access.api_keys import ApiKeyManager
@@ -78,7 +79,7 @@ from homing.engine.operations.reload_requests import ReloadRequests
 from homing.engine.operations.split_overrides import SplitOverrides
 from homing.engine.operations.sql_schedule import SqlSchedule
 from homing.engine.operations.stored_settings import StoredSettings
-from homing.engine.operations.workers import WorkerStatus, list_workers
+from homing.engine.operations.workers import list_workers
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.readiness import EngineStatus
 from homing.engine.receipts.callbacks import CallbackHandler, CallbackResult
@@ -100,6 +101,7 @@ from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.metadata_indexes import index_declared_metadata
 from homing.engine.upkeep.outbox_relay import OutboxRelay
+from homing.engine.upkeep.process_reports import ProcessReport, ProcessReports
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")
@@ -375,8 +377,17 @@ class Engine(TenantApi):
         Set it before a worker is started or `process` is called.
         """
         lost_commits.on_change(self._relay.register_again)
+        self._reports = ProcessReports(
+            parts.backend,
+            settings.name,
+            lambda: ProcessReport(bridges=self.bridges.states(), timers=self._timers.states()),
+        )
         self._heartbeats = Heartbeats(
-            parts.backend, parts.clock, self._heartbeat, run_name=settings.process_name or settings.name
+            parts.backend,
+            parts.clock,
+            self._heartbeat,
+            run_name=settings.process_name or settings.name,
+            reports=self._reports,
         )
         self._started_ms = 0
         """Monotonic time at which the worker was started."""
@@ -627,6 +638,17 @@ class Engine(TenantApi):
         """Returns the workers of all processes that use the store. Those that died are listed for a day."""
         return await list_workers(self._backend)
 
+    async def system(self) -> SystemStatus:
+        """Returns the workers, sinks, bridges and timers of all processes, with what waits for each."""
+        bridges, timers = await self._reports.read()
+        return SystemStatus(
+            now=moment(await self._backend.now_ms()),
+            workers=await self.workers(),
+            sinks=tuple(map(sink_status, await self.sinks())),
+            bridges=bridges,
+            timers=timers,
+        )
+
     async def open_alerts(self) -> tuple[OpenAlert, ...]:
         """Returns the alerts whose cause still exists, the newest first. They are about all tenants."""
         return await list_open_alerts(self._backend)
@@ -656,8 +678,7 @@ class Engine(TenantApi):
 
         Raises `NotFound` if no sink has this name.
         """
-        if name not in {sink.name for sink in await self._backend.sinks()}:
-            raise NotFound(f"there is no sink {name!r}")
+        find_sink(await self._backend.sinks(), name)
         return await self._backend.release_events(name)
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:

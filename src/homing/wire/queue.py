@@ -109,3 +109,10 @@ class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
     """The same delay in minutes."""
     should_retry: bool
     """True if the policy allows another attempt after this one has failed."""
+
+
+class SinkRetryResponse(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Parked events that wait to be published again."""
+
+    name: str
+    released_events: int

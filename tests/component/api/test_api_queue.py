@@ -11,6 +11,8 @@ import pytest
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
+from support.heap_timer import HeapTimer
+from support.local_broker import LocalBridge
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]
@@ -166,3 +168,30 @@ def test_another_tenant_sees_nothing(service: RunningService) -> None:
 def test_a_wrong_parameter_is_told_what_is_allowed(service: RunningService, path: str, message: str) -> None:
     found = service.call("GET", f"/api/v1/{path}")
     assert (found.status, found.json["error"]["message"]) == (400, message)
+
+
+def test_the_parts_of_all_processes_are_listed_with_what_waits(serve: Serve) -> None:
+    bridge = LocalBridge()
+    service = serve(store="memory:", bridges={"local": bridge}, timers={"heap": HeapTimer()})
+    send(service, "ada", "x")
+    service.on_loop(start_bridges)
+    found = service.call("GET", "/api/v1/system").json
+    (one,) = found["bridges"]
+    assert (one["name"], one["live"], one["waiting"]) == ("local", True, None)
+    (timer,) = found["timers"]
+    assert (timer["name"], timer["process"]) == ("heap", one["process"])
+    (sink,) = found["sinks"]
+    assert (sink["parked"], sink["oldestAt"]) == (0, None)
+    assert found["workers"] == []
+
+
+async def start_bridges(engine: Homing) -> None:
+    engine.bridges.start()
+
+
+def test_parked_events_of_a_sink_are_released_and_the_action_is_recorded(service: RunningService) -> None:
+    (sink,) = service.call("GET", "/api/v1/system").json["sinks"]
+    answer = service.call("POST", f"/api/v1/sinks/{sink['name']}/retry")
+    assert answer.json == {"name": sink["name"], "releasedEvents": 0}
+    assert service.call("POST", "/api/v1/sinks/none/retry").status == 404
+    assert [note[1:3] for note in service.trail.notes] == [("sink.retry", sink["name"])]

@@ -7,7 +7,7 @@ import asyncio
 from homing import Homing, Status, __version__
 from homing.core.ports.stores import WorkerHeartbeat
 from homing.core.routing.breaker import Phase
-from homing.engine.operations.workers import WorkerState
+from homing.core.system_status import WorkerState
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import EngineHarness, mail, seconds, serving, status, text
 

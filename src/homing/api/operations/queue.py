@@ -6,7 +6,9 @@ Some routes accept hypothetical retry settings in the query and compute with the
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Annotated
 
+from msgspec import Meta
 from msgspec.structs import replace
 
 from homing.api.http.routing import Routes
@@ -26,6 +28,7 @@ from homing.core.statistics import (
     RollUp,
     WaitingGroups,
 )
+from homing.core.system_status import SystemStatus, find_sink
 from homing.wire.common import ItemList
 from homing.wire.queue import (
     DelayQuery,
@@ -34,6 +37,7 @@ from homing.wire.queue import (
     PendingQuery,
     RetryDelay,
     RollUpsQuery,
+    SinkRetryResponse,
     WaitingQuery,
 )
 
@@ -41,6 +45,8 @@ routes = Routes("Queue")
 
 
 _READ = Scope.READ
+
+SinkName = Annotated[str, Meta(min_length=1, max_length=100, examples=["webhook"])]
 
 
 @routes.get("/overview", scope=_READ)
@@ -69,6 +75,23 @@ async def get_waiting_histogram(call: ApiCall, query: HistogramQuery) -> Waiting
 async def list_open_alerts(call: ApiCall) -> ItemList[OpenAlert]:
     """List the alerts whose cause still exists, newest first. They are about all tenants."""
     return ItemList(await call.service.engine.open_alerts())
+
+
+@routes.get("/system", scope=_READ)
+async def get_system(call: ApiCall) -> SystemStatus:
+    """Retrieve the workers, sinks, bridges and timers of all processes, with what waits for each.
+
+    A process reports its bridges and timers every ten seconds.
+    """
+    return await call.service.engine.system()
+
+
+@routes.post("/sinks/{name}/retry", scope=Scope.ADMIN, errors=("NOT_FOUND",))
+async def retry_sink_events(call: ApiCall, name: SinkName) -> SinkRetryResponse:
+    """Publish the parked events of a sink again. The sink refused them before, so fix the sink first."""
+    find_sink(await call.service.engine.sinks(), name)
+    await call.note("sink.retry", name)
+    return SinkRetryResponse(name=name, released_events=await call.service.engine.release_sink_events(name))
 
 
 @routes.get("/queue/counts", scope=_READ)

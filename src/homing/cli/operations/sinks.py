@@ -24,29 +24,13 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The sink's name.")]
 @command(sinks, "list")
 async def list_(options: Options, json: Json = False) -> int:
     """List the registered sinks and the events that wait for each."""
+    from homing.core.system_status import sink_status
     from homing.core.times import moment
 
     async with open_engine(options, existing=True) as homing:
         found = await homing.sinks()
     if json:
-        print_json(
-            {
-                "items": [
-                    {
-                        "name": sink.name,
-                        "kind": sink.kind,
-                        "events": sorted(sink.events),
-                        "durable": sink.durable,
-                        "waiting": sink.waiting,
-                        "oldestAt": None if sink.oldest_at is None else moment(sink.oldest_at),
-                        "parked": sink.parked,
-                        "registeredAt": moment(sink.registered_at),
-                        "lastSeenAt": moment(sink.last_seen_at),
-                    }
-                    for sink in found
-                ]
-            }
-        )
+        print_json({"items": list(map(sink_status, found))})
         return ExitCode.OK
     options.screen.table(
         ("NAME", "KIND", "WAITING>", "OLDEST", "PARKED>", "LAST SEEN", "EVENTS~"),
@@ -99,9 +83,6 @@ async def remove(options: Options, name: Name, who: Who = None, yes: Yes = False
 
 async def _find(homing: Homing, name: str) -> RegisteredSink:
     """Returns a registered sink. Raises `NotFound` if no sink has this name."""
-    from homing.core.errors import NotFound
+    from homing.core.system_status import find_sink
 
-    for sink in await homing.sinks():
-        if sink.name == name:
-            return sink
-    raise NotFound(f"there is no sink {name!r}")
+    return find_sink(await homing.sinks(), name)

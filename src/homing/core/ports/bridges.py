@@ -8,7 +8,7 @@ prevents a second notification.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -92,6 +92,18 @@ class Bridge(Protocol):
         """
 
 
+@runtime_checkable
+class SupportsBacklog(Protocol):
+    """A bridge that can tell how many messages wait at their source."""
+
+    async def backlog(self) -> int:
+        """Returns the number of messages that have not become notifications yet, as far as it is known.
+
+        Called every 10 s, like the other methods never while another one runs, except while `receive` waits.
+        An error has no consequence but that the number is unknown.
+        """
+
+
 class BridgeState(Struct, frozen=True, kw_only=True):
     """State of a bridge in this process."""
 
@@ -103,3 +115,5 @@ class BridgeState(Struct, frozen=True, kw_only=True):
     rejected: int = 0
     failures: int = 0
     """Number of times that the bridge failed and was opened again."""
+    waiting: int | None = None
+    """Number of messages that waited at their source some seconds ago. None if that is not known."""

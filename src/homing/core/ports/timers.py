@@ -78,3 +78,5 @@ class TimerState(Struct, frozen=True, kw_only=True):
     """Number of due times that it did not get, because it failed or was too slow."""
     failures: int
     """Number of failed calls, of all methods."""
+    waiting: int = 0
+    """Number of due times that the timer has not taken yet."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from starlette.responses import Response
 
 from homing.core.access.scopes import Scope
-from homing.core.times import moment
+from homing.core.system_status import find_sink
 from homing.dashboard.visits import Screens, Visit
 
 screens = Screens()
 
 _TAIL = 40
+
+_LATE = timedelta(minutes=1)
+"""An event that waits for a sink for longer than this is marked."""
 
 
 @screens.get("system", Scope.READ)
@@ -25,12 +30,21 @@ async def read_system(visit: Visit) -> str:
     here = visit.engine.snapshot()
     return visit.html(
         "system_part.html",
-        workers=await visit.engine.workers(),
-        sinks=await visit.engine.sinks(),
+        system=await visit.engine.system(),
         here=here,
         in_flight=sum(here.in_flight.values()),
-        seen=moment,
+        late_after=_LATE,
     )
+
+
+@screens.post("sinks/retry", Scope.ADMIN)
+async def retry_sink_events(visit: Visit, form: dict[str, str]) -> Response:
+    """Publishes the parked events of a sink again."""
+    name = form.get("name", "")
+    find_sink(await visit.engine.sinks(), name)
+    await visit.note("sink.retry", name)
+    await visit.engine.release_sink_events(name)
+    return visit.go("system", done="released-events")
 
 
 @screens.get("tail")

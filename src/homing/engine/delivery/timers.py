@@ -220,6 +220,8 @@ class _TimerFeed:
         self._failed: set[str] = set()
         """Names of the calls that failed last: `schedule`, `listen` or both."""
         self._is_listening = False
+        self._giving = 0
+        """Number of due times in the call of `schedule` that is going on."""
         self._scheduled = 0
         self._discarded = 0
         self._failures = 0
@@ -231,6 +233,7 @@ class _TimerFeed:
             scheduled=self._scheduled,
             discarded=self._discarded,
             failures=self._failures,
+            waiting=len(self._waiting) + self._giving,
         )
 
     @property
@@ -302,14 +305,17 @@ class _TimerFeed:
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             if not self._waiting:
                 self._arrived.clear()
+            self._giving = len(batch)
             try:
                 await call_within(partial(self._schedule, batch), 1000 * _CALL_TIMEOUT_S)
             except Exception as error:  # a timer may raise anything, or hang
+                self._giving = 0
                 self._discarded += len(batch)
                 self._lost("schedule", _describe(error))
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(_MAX_PAUSE_MS, 2 * pause_ms)
             else:
+                self._giving = 0
                 self._scheduled += len(batch)
                 self._found("schedule")
                 pause_ms = _FIRST_PAUSE_MS

@@ -24,7 +24,7 @@ from homing.core.errors import (
     StoreRejected,
 )
 from homing.core.lifecycle.claims import Acceptance, Submission
-from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, HandledMessage
+from homing.core.ports.bridges import Bridge, BridgeMessage, BridgeState, HandledMessage, SupportsBacklog
 from homing.core.ports.runtime import Clock
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
@@ -232,6 +232,8 @@ class _BridgeRunner:
         self._receiving: asyncio.Future[Sequence[BridgeMessage]] | None = None
         self._stopping = asyncio.Event()
         self._pause_ms = _FIRST_PAUSE_MS
+        self._measured_ms = -1000 * _CHECK_INTERVAL_S
+        """Monotonic time of the last question for the backlog."""
         self.state = BridgeState(status=_NOT_STARTED)
 
     @property
@@ -292,6 +294,8 @@ class _BridgeRunner:
                 handled = await self._accept(messages)
                 await call_within(partial(self._bridge.acknowledge, handled), 1000 * _CALL_TIMEOUT_S)
                 self._count(handled)
+                if self._clock.monotonic_ms() - self._measured_ms >= 1000 * _CHECK_INTERVAL_S:
+                    await self._measure()
         finally:
             await self._close()
 
@@ -303,6 +307,7 @@ class _BridgeRunner:
                 while not (await asyncio.wait([self._receiving], timeout=_CHECK_INTERVAL_S))[0]:
                     await call_within(self._bridge.check, 1000 * _CHECK_TIMEOUT_S)
                     self._pause_ms = _FIRST_PAUSE_MS
+                    await self._measure()
                 if self._receiving.cancelled() and not self._stopping.is_set():
                     raise ConnectionError("receive was cancelled")
                 if not self._receiving.cancelled() and (messages := self._receiving.result()):
@@ -313,6 +318,18 @@ class _BridgeRunner:
                 self._receiving = None
             await asyncio.sleep(0)
         return ()
+
+    async def _measure(self) -> None:
+        """Asks the bridge how many messages wait at their source. A failure has no other consequence."""
+        self._measured_ms = self._clock.monotonic_ms()
+        if not isinstance(self._bridge, SupportsBacklog):
+            return
+        waiting = None
+        try:
+            waiting = int(await call_within(self._bridge.backlog, 1000 * _CHECK_TIMEOUT_S))
+        except Exception as error:  # a bridge may raise anything, or hang
+            log.debug("the backlog of bridge %s is not known: %s", self._name, type(error).__name__)
+        self.state = replace(self.state, waiting=waiting)
 
     async def _accept(self, messages: Sequence[BridgeMessage]) -> list[HandledMessage]:
         """Stores messages. Tries again while the store is unavailable, and raises `StoreError` in the end."""
@@ -379,7 +396,8 @@ class _BridgeRunner:
         # One line per outage, and not one per try.
         level = logging.DEBUG if status == self.state.status else logging.WARNING
         log.log(level, "bridge %s failed and is opened again: %s", self._name, why)
-        self.state = replace(self.state, status=status, failures=self.state.failures + 1)
+        failures = self.state.failures + 1
+        self.state = replace(self.state, status=status, failures=failures, waiting=None)
 
     def _report(self, status: str) -> None:
         before = self.state.status

@@ -40,13 +40,14 @@ from homing.core.statistics import (
     Tally,
     count_statuses,
 )
+from homing.core.system_status import WorkerState
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.operations.breaker_holds import BreakerHold, find_hold
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
-from homing.engine.operations.workers import OVERDUE_AFTER_MS, PROCESS_SUFFIX, WorkerState, list_workers
+from homing.engine.operations.workers import OVERDUE_AFTER_MS, PROCESS_SUFFIX, list_workers
 from homing.engine.provider_roster import ProviderRoster
 from homing.engine.settings import AlertThresholds
 

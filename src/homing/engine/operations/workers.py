@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from enum import StrEnum
-
-from msgspec import Struct
-
 from homing.core.durations import format_duration
 from homing.core.ports.stores import Backend
+from homing.core.system_status import WorkerState, WorkerStatus
 from homing.core.times import moment
 
 OVERDUE_AFTER_MS = 60_000
@@ -18,30 +13,6 @@ OVERDUE_AFTER_MS = 60_000
 
 PROCESS_SUFFIX = ":process"
 """End of the name under which the runs of `homing process` on a host send their heartbeats."""
-
-
-class WorkerState(StrEnum):
-    """Whether a worker is alive."""
-
-    LIVE = "live"
-    DRAINING = "draining"
-    """The worker claims nothing more and finishes what is in flight."""
-    DEAD = "dead"
-    """The worker has sent no heartbeat for a minute."""
-
-
-class WorkerStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A worker of any process that uses the store."""
-
-    name: str
-    state: WorkerState
-    version: str
-    started_at: datetime
-    seen_at: datetime
-    """Time of the last heartbeat."""
-    lanes: Mapping[str, int]
-    """Lane → maximum number of attempts in flight."""
-    providers: tuple[str, ...]
 
 
 async def list_workers(backend: Backend) -> tuple[WorkerStatus, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import HEARTBEAT_MS, Backend, WorkerHeartbeat
+from homing.engine.upkeep.process_reports import ProcessReports
 
 log = logging.getLogger("homing.worker")
 
@@ -26,8 +27,15 @@ class Heartbeats:
     """Sends a worker's heartbeats in a task of its own. No failure of theirs affects the worker."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, describe: Callable[[], WorkerHeartbeat], *, run_name: str
+        self,
+        backend: Backend,
+        clock: Clock,
+        describe: Callable[[], WorkerHeartbeat],
+        *,
+        run_name: str,
+        reports: ProcessReports,
     ) -> None:
+        self._reports = reports
         self._backend = backend
         self._clock = clock
         self._describe = describe
@@ -39,6 +47,7 @@ class Heartbeats:
         """Sends heartbeats until cancelled."""
         while True:
             await self._beat(self._describe())
+            await self._attempt(self._reports.store)
             await self._clock.sleep_ms(HEARTBEAT_MS)
 
     async def beat_for_run(self) -> None:
@@ -55,10 +64,14 @@ class Heartbeats:
                 await self._backend.worker_gone(self._describe().name)
         except (StoreError, TimeoutError) as error:
             log.info("cannot remove the stopped worker from the store: %s", type(error).__name__)
+        await self._reports.remove()
 
     async def _beat(self, heartbeat: WorkerHeartbeat) -> None:
+        await self._attempt(lambda: self._backend.worker_seen(heartbeat))
+
+    async def _attempt(self, call: Callable[[], Awaitable[object]]) -> None:
         try:
-            await self._backend.worker_seen(heartbeat)
+            await call()
         except StoreError as error:
             log.info("a heartbeat was not stored; trying again: %s", error)
         except Exception:
