@@ -62,6 +62,25 @@ def test_every_screen_fits_a_phone(filled: FilledSite, open_context: OpenContext
         page.goto(f"{filled.site.url}/ui/{path}")
         widths[path] = page.evaluate("document.documentElement.scrollWidth")
     assert {path: width for path, width in widths.items() if width > 390} == {}
+    page.goto(f"{filled.site.url}/ui/keys")
+    page.locator("td summary", has_text="Revoke").first.click()
+    box = page.get_by_role("button", name="Revoke").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+
+
+def test_no_table_is_wider_than_its_screen(filled: FilledSite, open_context: OpenContext) -> None:
+    page = open_context(viewport={"width": 1280, "height": 800}).new_page()
+    sign_in(page, filled.site)
+    too_wide: dict[str, list[str]] = {}
+    for path in screens_of(filled):
+        page.goto(f"{filled.site.url}/ui/{path}")
+        found = page.locator(".scroll:has(table)").evaluate_all(
+            "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.innerText)"
+        )
+        if found:
+            too_wide[path] = found
+    assert too_wide == {}
 
 
 def test_every_screen_is_readable_without_scripts(filled: FilledSite, open_context: OpenContext) -> None:

@@ -62,6 +62,7 @@ def environment() -> Environment:
         word=show_word,
         counted=show_counted,
         counts=count_values,
+        slots=show_slots,
         with_times=mark_times,
         json=show_json,
         trusted=trust,
@@ -101,6 +102,24 @@ def show_counted(number: int, one: str, many: str = "") -> str:
 def count_values(items: Iterable[object], name: str) -> list[tuple[Any, int]]:
     """Returns each value of an attribute with the number of items that have it, the most frequent first."""
     return Counter(getattr(item, name) for item in items).most_common()
+
+
+def show_slots(lanes: Mapping[str, int]) -> list[str]:
+    """Returns the slots of a worker by lane. Lanes of a mode with equal slots are one text."""
+    modes: dict[str, dict[str, int]] = {}
+    for lane, slots in lanes.items():
+        mode, _, channel = lane.partition(".")
+        modes.setdefault(mode, {})[channel] = slots
+    texts = list[str]()
+    for mode, channels in modes.items():
+        if len(channels) > 1 and len(set(channels.values())) == 1:
+            texts.append(f"{mode} {next(iter(channels.values()))} on each of {len(channels)} channels")
+        else:
+            texts += [
+                f"{mode}.{channel} {slots}" if channel else f"{mode} {slots}"
+                for channel, slots in channels.items()
+            ]
+    return texts
 
 
 _TIME_IN_TEXT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\+00:00|Z)")
