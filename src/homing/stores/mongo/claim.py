@@ -259,24 +259,22 @@ class FetchedRows:
             await self._fetch(queues[start : start + _QUEUES_PER_FETCH], limit, reads_whole)
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, reads_whole: bool) -> None:
-        first, *others = (
-            [*self._due_rows(queue, limit), _numbered(number, reads_whole)]
-            for number, queue in enumerate(queues)
-        )
-        pipeline = [*first, *({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)]
-        rows: list[list[DueRow]] = [[] for _ in queues]
-        for one in await self._db.aggregate(NOTIFICATIONS, pipeline):
-            rows[one.pop(_NUMBER)].append((one["due_at"], one["_id"], 0))
+        rows: dict[str, list[DueRow]] = {_key_of(queue): [] for queue in queues}
+        conditions = [self._due_rows(queue) for queue in queues]
+        for one in await _first_rows(self._db, conditions, limit, reads_whole):
+            rows[one["queue"]].append((one["due_at"], one["_id"], 0))
             if reads_whole:
                 self.whole[one["_id"]] = one
-        for queue, found in zip(queues, rows, strict=True):
+        for queue in queues:
+            found = rows[_key_of(queue)]
             found.sort()
             queue.fill(found, limit)
 
-    def _due_rows(self, queue: DueQueue, limit: int) -> list[Document]:
+    def _due_rows(self, queue: DueQueue) -> Document:
+        """Returns the condition for the due rows that were not fetched yet."""
         after_due, after_id = queue.after[:2]
         condition: Document = {
-            "queue": queue_key(queue.lane, queue.tenant, queue.outlet),
+            "queue": _key_of(queue),
             "due_at": {"$lte": self._now, "$gte": after_due},
         }
         if self._skipped:
@@ -286,18 +284,40 @@ class FetchedRows:
             condition["$expr"] = {
                 "$not": {"$and": [{"$eq": ["$due_at", after_due]}, {"$lte": ["$_id", after_id]}]}
             }
-        return [{"$match": condition}, {"$sort": {"due_at": 1, "_id": 1}}, {"$limit": limit}]
+        return condition
 
 
-_NUMBER = "number_of_queue"
-"""Field that a fetch adds to each row: the place of its queue in the command."""
+def _key_of(queue: DueQueue) -> str:
+    return queue_key(queue.lane, queue.tenant, queue.outlet)
 
 
-def _numbered(number: int, whole: bool) -> Document:
-    """Returns the stage that adds the number of its queue to each row, and drops fields unless `whole`."""
-    if whole:
-        return {"$addFields": {_NUMBER: {"$literal": number}}}
-    return {"$project": {"due_at": 1, _NUMBER: {"$literal": number}}}
+_CHOICE_FIELDS = ("queue", "due_at")
+"""Fields of a row that the choice depends on, besides its id. The index has them."""
+
+
+async def _first_rows(
+    db: SessionDatabase, conditions: Sequence[Document], limit: int, whole: bool
+) -> list[Document]:
+    """Returns the earliest rows of several queues, at most `limit` for each condition."""
+    if len(conditions) == 1:  # without a pipeline, the server needs a fraction of the time per row
+        return await db.find(
+            NOTIFICATIONS,
+            conditions[0],
+            fields=None if whole else _CHOICE_FIELDS,
+            sort=(("due_at", 1), ("_id", 1)),
+            limit=limit,
+        )
+    first, *others = ([*_earliest(one, limit), *_projection(whole)] for one in conditions)
+    unions = ({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)
+    return await db.aggregate(NOTIFICATIONS, [*first, *unions])
+
+
+def _earliest(condition: Document, limit: int) -> list[Document]:
+    return [{"$match": condition}, {"$sort": {"due_at": 1, "_id": 1}}, {"$limit": limit}]
+
+
+def _projection(whole: bool) -> list[Document]:
+    return [] if whole else [{"$project": dict.fromkeys(_CHOICE_FIELDS, 1)}]
 
 
 async def _run(share: FairShare, fetched: FetchedRows) -> list[DueRow]:

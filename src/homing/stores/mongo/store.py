@@ -174,7 +174,8 @@ class MongoStore(TransactionalStore):
         return await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
 
     async def _write_turns(self, chosen: ClaimPlan) -> None:
-        if (share := chosen.share) is not None:
+        # A single queue has nobody to take turns with.
+        if (share := chosen.share) is not None and len(chosen.waiting) > 1:
             with suppress(InterruptedWrite):
                 await self._connection.write_once(lambda db: claim.write_turns(db, share))
 
