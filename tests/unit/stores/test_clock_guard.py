@@ -166,6 +166,13 @@ def test_a_process_that_was_idle_for_long_trusts_the_clock() -> None:
     assert process.transaction(START + 400_000 + DAY, 400_000).now == START + 400_000 + DAY
 
 
+def test_a_process_that_can_read_no_record_believes_the_clock() -> None:
+    [process] = started()
+    process.guard.believe_clock()
+    assert process.guard.check(START + DAY, 1_000, 1_000) == StoreTime(START + DAY)
+    assert process.transaction(START + 2_000, 2_000) == StoreTime(START + 2_000)
+
+
 def test_a_slow_response_is_no_step() -> None:
     guard = ClockGuard()
     for mono_ms in (-100_000, -50_000, 0):  # not idle for a minute, so it is not new at the end
