@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
+from homing.stores.mongo.due_rows import DueRowReader
 from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, SINKS_SEEN
 from homing.stores.mongo.transaction import SessionDatabase
@@ -636,6 +638,66 @@ async def test_the_transaction_of_another_program_is_not_ended(
             await store.sink_seen(SINK.name)
         session.commit_transaction()
     assert await store.sink_seen(SINK.name)
+
+
+# Rows that are read ahead ----------------------------------------------------------------------------
+
+
+async def test_a_claim_uses_the_rows_that_were_read_together_with_the_queues(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = [a_notification(outlet=f"p@{number % 3}") for number in range(60)]
+    await store.accept([a_submission(*waiting)])
+    first = (await store.claim(a_claim_request(limit=9))).claims
+
+    async def fetch(*_: Any) -> None:
+        raise AssertionError("a second command reads the same rows")
+
+    monkeypatch.setattr(DueRowReader, "_fetch", fetch)
+    second = (await store.claim(a_claim_request(limit=9))).claims
+    monkeypatch.undo()
+    others = await claim_all(store)
+    ids = [claim.id for claim in (*first, *second, *others)]
+    assert (len(first), len(second)) == (9, 9)
+    assert len(ids) == len(set(ids)) == 60
+    assert {claim.outlet: 3 for claim in second} == Counter(claim.outlet for claim in second)
+
+
+async def test_a_row_that_is_due_before_those_that_are_read_ahead_is_claimed_first(
+    store: MongoStore, url: str, mongo_server: PrivateMongo
+) -> None:
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    assert len((await store.claim(a_claim_request(limit=10))).claims) == 10
+    with mongo_server.client() as client:
+        rows = client[url.rpartition("/")[2].partition("?")[0]][NOTIFICATIONS]
+        rows.update_one({"_id": answer.ids[-1]}, {"$inc": {"due_at": -MINUTE_MS}})
+    batch = await store.claim(a_claim_request(limit=5))
+    assert [claim.id for claim in batch.claims] == [answer.ids[-1], *answer.ids[10:14]]
+
+
+async def test_a_claim_reads_its_rows_itself_if_reading_ahead_fails(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    assert len((await store.claim(a_claim_request(limit=10))).claims) == 10
+    failed = []
+
+    async def fail(*_: Any) -> None:
+        failed.append(True)
+        raise AutoReconnect
+
+    monkeypatch.setattr("homing.stores.mongo.store.read_ahead", fail)
+    assert len((await store.claim(a_claim_request(limit=20))).claims) == 10
+    assert failed
+
+
+async def test_a_queue_is_not_read_ahead_once_it_is_empty(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.accept([a_submission(a_notification())])
+    assert len(await claim_all(store)) == 1
+    monkeypatch.setattr("homing.stores.mongo.store.read_ahead", None)  # a call would fail
+    assert not (await store.claim(a_claim_request())).claims
 
 
 # The cost of a claim ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ million waiting rows as with a thousand.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,13 @@ from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
 from homing.core.routing.fair_share import ClaimCapacity, DueQueue, DueRow, FairShare, TenantTurns
 from homing.stores.common.codec import encode
 from homing.stores.mongo.documents import Document, queue_key, read_queue_key
+from homing.stores.mongo.due_rows import (
+    QUEUES_PER_FETCH,
+    DueRowReader,
+    RowsAhead,
+    RowsToReadAhead,
+    reads_whole_rows,
+)
 from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, TURNS
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
@@ -23,12 +31,8 @@ from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 _QUEUES_PER_LANE = 2000
 """Maximum number of due queues that one claim considers per lane. The least recently served go first."""
 
-_QUEUES_PER_FETCH = 50
-"""Number of queues whose rows are fetched with one command."""
-
-_MAX_WHOLE_ROWS = 1000
-"""A fetch of at most this many rows reads whole rows. A larger one reads only what the choice depends on,
-because many queues with a row each would otherwise cost more than the rows that are chosen."""
+_READ_AHEAD_MS = 50
+"""Rows that become due within this time are read ahead too. The time of the claim is not known yet."""
 
 _SERIAL = "serial"
 """Key of the document with the serial number of the last turn."""
@@ -65,6 +69,8 @@ class ClaimPlan:
         """When the next row becomes due that this claim could have taken."""
         self.waiting: WaitingQueues = {}
         """The queues as they were before the claim."""
+        self.queues: Sequence[DueQueue] = ()
+        """The queues with due rows that the claim considered, with their last turns."""
         self.documents: dict[str, Document] = {}
         """The chosen rows by id, as they were read. The lease fails if one has changed since."""
 
@@ -90,15 +96,17 @@ async def plan(
     request: ClaimRequest,
     turns: TenantTurns,
     skipped: Collection[str] = (),
+    ahead: RowsAhead | None = None,
 ) -> ClaimPlan:
     """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
 
-    `skipped` are the ids of rows that it leaves out.
+    `skipped` are the ids of rows that it leaves out. `ahead` are rows that were read while the queues were.
     `tx` has no transaction, but what `QUEUES_AND_SERIAL` has found. The write of the leases compares the
     state of the rows.
     """
-    fetched = FetchedRows(tx.db, tx.now, skipped)
     waiting, serial = _read_queues(tx.beside or (), request)
+    earliest = {key: queue.due_at for key, queue in waiting.items()}
+    fetched = DueRowReader(tx.db, tx.now, skipped, ahead, earliest)
     chosen = await _choose_rows(tx, request, turns, waiting, serial, fetched)
     chosen.waiting = waiting
     if ids := list(chosen.due_times):
@@ -115,7 +123,7 @@ async def _choose_rows(
     turns: TenantTurns,
     waiting: WaitingQueues,
     serial: int,
-    fetched: FetchedRows,
+    fetched: DueRowReader,
 ) -> ClaimPlan:
     capacity, now = ClaimCapacity(request), tx.now
     if request.ids is not None:
@@ -129,9 +137,48 @@ async def _choose_rows(
     queues = await _limit_lanes(tx.db, [queue for queue in found if capacity.is_open(queue)])
     share = FairShare(capacity, queues, turns, serial)
     chosen = ClaimPlan(now, share, await _run(share, fetched), unlisted)
+    chosen.queues = queues
     if not chosen.due_times:
         chosen.next_due_at = next_due_at(waiting, now, request)
     return chosen
+
+
+class LastChoice:
+    """What a claim has found, by which the next one guesses which rows it will need.
+
+    It reads these rows at the same time as the queues. Most of a claim is waiting for commands one after
+    another, and a queue that had more due rows than the last claim took is likely to have them still.
+    """
+
+    def __init__(self, chosen: ClaimPlan) -> None:
+        self._read_at = time.monotonic()
+        self._now = chosen.now
+        self._serial = 0 if chosen.share is None else chosen.share.serial
+        self._queues = [queue for queue in chosen.queues if queue.rows or queue.more]
+
+    def guess(self, request: ClaimRequest, turns: TenantTurns) -> RowsToReadAhead | None:
+        """Returns the rows that a claim probably fetches first, or None if there is no good guess."""
+        if not self._queues or len(self._queues) > QUEUES_PER_FETCH or request.ids is not None:
+            return None
+        capacity = ClaimCapacity(request)
+        queues = [
+            DueQueue(queue.lane, queue.tenant, queue.outlet, queue.served, after=_next_row(queue))
+            for queue in self._queues
+            if queue.lane in request.lanes
+            and request.tenant in (None, queue.tenant)
+            and _is_listed(queue.outlet, request)
+            and capacity.is_open(queue)
+        ]
+        fetch = next(FairShare(capacity, queues, turns, self._serial).run(), None)
+        if fetch is None or not reads_whole_rows(*fetch):
+            return None
+        elapsed_ms = round((time.monotonic() - self._read_at) * 1000)
+        return RowsToReadAhead(*fetch, until=self._now + elapsed_ms + _READ_AHEAD_MS)
+
+
+def _next_row(queue: DueQueue) -> DueRow:
+    """Returns the first row that the claim has left in the queue, or the last one that it has taken."""
+    return queue.rows[0] if queue.rows else queue.after
 
 
 _QUEUES_PIPELINE: tuple[Document, ...] = (
@@ -237,90 +284,7 @@ async def _limit_lanes(db: SessionDatabase, queues: Sequence[DueQueue]) -> list[
     return kept
 
 
-class FetchedRows:
-    """The due rows that one claim reads, queue by queue."""
-
-    def __init__(self, db: SessionDatabase, now: int, skipped: Collection[str]) -> None:
-        """`skipped` are the ids of rows that are left out."""
-        self._db = db
-        self._now = now
-        self._skipped = sorted(skipped)
-        self.whole: dict[str, Document] = {}
-        """Documents by id, of the rows that were read as a whole."""
-
-    def keep(self, documents: Iterable[Document]) -> None:
-        """Adds documents of whole rows."""
-        self.whole.update((one["_id"], one) for one in documents)
-
-    async def fetch(self, queues: Sequence[DueQueue], limit: int) -> None:
-        """Fetches the next due rows of these queues, at most `limit` of each."""
-        reads_whole = len(queues) * limit <= _MAX_WHOLE_ROWS
-        for start in range(0, len(queues), _QUEUES_PER_FETCH):
-            await self._fetch(queues[start : start + _QUEUES_PER_FETCH], limit, reads_whole)
-
-    async def _fetch(self, queues: Sequence[DueQueue], limit: int, reads_whole: bool) -> None:
-        rows: dict[str, list[DueRow]] = {_key_of(queue): [] for queue in queues}
-        conditions = [self._due_rows(queue) for queue in queues]
-        for one in await _first_rows(self._db, conditions, limit, reads_whole):
-            rows[one["queue"]].append((one["due_at"], one["_id"], 0))
-            if reads_whole:
-                self.whole[one["_id"]] = one
-        for queue in queues:
-            found = rows[_key_of(queue)]
-            found.sort()
-            queue.fill(found, limit)
-
-    def _due_rows(self, queue: DueQueue) -> Document:
-        """Returns the condition for the due rows that were not fetched yet."""
-        after_due, after_id = queue.after[:2]
-        condition: Document = {
-            "queue": _key_of(queue),
-            "due_at": {"$lte": self._now, "$gte": after_due},
-        }
-        if self._skipped:
-            condition["_id"] = {"$nin": self._skipped}
-        if after_id:
-            # The rows that are due at the same time as the last one and were fetched before are left out.
-            condition["$expr"] = {
-                "$not": {"$and": [{"$eq": ["$due_at", after_due]}, {"$lte": ["$_id", after_id]}]}
-            }
-        return condition
-
-
-def _key_of(queue: DueQueue) -> str:
-    return queue_key(queue.lane, queue.tenant, queue.outlet)
-
-
-_CHOICE_FIELDS = ("queue", "due_at")
-"""Fields of a row that the choice depends on, besides its id. The index has them."""
-
-
-async def _first_rows(
-    db: SessionDatabase, conditions: Sequence[Document], limit: int, whole: bool
-) -> list[Document]:
-    """Returns the earliest rows of several queues, at most `limit` for each condition."""
-    if len(conditions) == 1:  # without a pipeline, the server needs a fraction of the time per row
-        return await db.find(
-            NOTIFICATIONS,
-            conditions[0],
-            fields=None if whole else _CHOICE_FIELDS,
-            sort=(("due_at", 1), ("_id", 1)),
-            limit=limit,
-        )
-    first, *others = ([*_earliest(one, limit), *_projection(whole)] for one in conditions)
-    unions = ({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": one}} for one in others)
-    return await db.aggregate(NOTIFICATIONS, [*first, *unions])
-
-
-def _earliest(condition: Document, limit: int) -> list[Document]:
-    return [{"$match": condition}, {"$sort": {"due_at": 1, "_id": 1}}, {"$limit": limit}]
-
-
-def _projection(whole: bool) -> list[Document]:
-    return [] if whole else [{"$project": dict.fromkeys(_CHOICE_FIELDS, 1)}]
-
-
-async def _run(share: FairShare, fetched: FetchedRows) -> list[DueRow]:
+async def _run(share: FairShare, fetched: DueRowReader) -> list[DueRow]:
     fetches = share.run()
     while True:
         try:

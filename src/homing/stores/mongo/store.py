@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from homing.core.clock_steps import ClockStep
-from homing.core.errors import StoreBusy, StoreUnavailable
+from homing.core.errors import StoreBusy, StoreError, StoreUnavailable
 from homing.core.lifecycle.claims import (
     Acceptance,
     ClaimBatch,
@@ -48,6 +48,7 @@ from homing.stores.mongo import (
 from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import InterruptedWrite, MongoConnection
+from homing.stores.mongo.due_rows import RowsAhead, RowsToReadAhead, read_ahead
 from homing.stores.mongo.schema import NOTIFICATIONS
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
 from homing.stores.mongo.wake_ups import WakeUps
@@ -83,6 +84,7 @@ class MongoStore(TransactionalStore):
         )
         self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
+        self._last_choice: claim.LastChoice | None = None
         self._wake_ups = WakeUps(lambda: self._connection.database)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
@@ -182,9 +184,23 @@ class MongoStore(TransactionalStore):
     async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
         # A claim that names its rows needs no queues.
         beside = None if request.ids is not None else (NOTIFICATIONS, claim.QUEUES_AND_SERIAL)
-        return await self._connection.look_now(
-            lambda tx: claim.plan(tx, request, self._turns, skipped), beside
-        )
+        ahead = None
+        wanted = None
+        if self._last_choice is not None and not skipped:
+            wanted = self._last_choice.guess(request, self._turns)
+        if wanted is None:
+            tx = await self._connection.look_now(_keep, beside)
+        else:
+            tx, ahead = await both(self._connection.look_now(_keep, beside), self._read_ahead(wanted))
+        chosen = await self._connection.outside(claim.plan(tx, request, self._turns, skipped, ahead))
+        self._last_choice = claim.LastChoice(chosen)
+        return chosen
+
+    async def _read_ahead(self, wanted: RowsToReadAhead) -> RowsAhead | None:
+        """Reads rows that the claim probably needs. If that fails, the claim reads them itself."""
+        with suppress(StoreError):
+            return await self._look(lambda tx: read_ahead(tx.db, wanted))
+        return None
 
     async def _end_claim(self, batch: ClaimBatch, chosen: ClaimPlan, request: ClaimRequest) -> ClaimBatch:
         """Completes the batch with the time of the next due row."""
@@ -288,3 +304,8 @@ class MongoStore(TransactionalStore):
         """Drops everything that this store remembers, because another primary may lack commits."""
         self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
+        self._last_choice = None
+
+
+async def _keep(tx: MongoTransaction) -> MongoTransaction:
+    return tx
