@@ -257,6 +257,20 @@ async def test_a_bulk_command_applies_only_to_what_its_filter_matches(harness: E
     assert [(await engine.get(id)).acknowledged_by for id in letters + texts] == [None] * 3 + ["ada"] * 2
 
 
+async def test_a_bulk_command_counts_what_ended_just_before_it_as_refused(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+    first, _ = [await mail(engine) for _ in range(2)]
+
+    async def end_first(operation: str) -> None:
+        if operation == "amend":
+            harness.store.on_call = None
+            await engine.cancel(first, who="grace")
+
+    harness.store.on_call = end_first
+    (step,) = await every(engine.bulk(CommandName.CANCEL, Filter(), who="ada"))
+    assert (step.matched, step.done, step.refused) == (2, 1, 1)
+
+
 async def test_a_bulk_retry_respects_its_rate(harness: EngineHarness) -> None:
     engine, provider, _ = await dead(harness, 20)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=2))
