@@ -304,6 +304,30 @@ async def test_a_bulk_resend_stops_when_the_breaker_opens(harness: EngineHarness
     assert done[-1].done < 50
 
 
+async def test_an_idle_breaker_that_waits_for_its_trial_stops_no_bulk_resend(harness: EngineHarness) -> None:
+    providers = {"first": ScriptedProvider(script=[K.BAD_CONTENT] * 3), "second": ScriptedProvider()}
+    engine = await harness.open(providers, routes={"email": ["first", "second"]})
+    for _ in range(3):
+        await mail(engine)
+    await seconds(1)
+    await engine.force_breaker("second", Phase.OPEN, who="ada")
+    (refused,) = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada"))
+    assert refused.stopped == "the breaker of second is open"
+    await engine.force_breaker("second", None, who="ada")
+    providers["first"].usual = providers["second"].usual = K.TRANSIENT
+    for _ in range(40):
+        await mail(engine)
+    await seconds(3)
+    (refused,) = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada"))
+    assert refused.stopped == "the breakers of first and second are not closed"
+    providers["first"].usual = K.ACCEPTED
+    await seconds(120)
+    phases = {one.id: one.breaker.phase for one in await engine.providers()}
+    assert (phases["first"], phases["second"]) == (Phase.CLOSED, Phase.HALF_OPEN)
+    done = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada"))
+    assert (done[-1].stopped, done[-1].done) == (None, 3)
+
+
 async def test_a_breaker_of_another_channel_stops_nothing(harness: EngineHarness) -> None:
     provider = ScriptedProvider(script=[K.BAD_CONTENT])
     engine = await harness.open(

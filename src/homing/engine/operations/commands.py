@@ -364,9 +364,27 @@ class Commands:
         if name not in (CommandName.RESEND, CommandName.RETRY):
             return None
         await self._breakers.refresh(at_once=True)
-        used = {step.provider for channel in channels for step in self._roster.route(channel)}
-        open_now = sorted(provider for provider in used if not self._breakers.usable(provider))
-        return f"the breaker of {', '.join(open_now)} is open" if open_now else None
+        blocked: set[str] = set()
+        for channel in channels:
+            route = [step.provider for step in self._roster.route(channel)]
+            working = any(map(self._breakers.usable, route))
+            # The breaker of an idle provider waits for a trial, which never comes while another one works.
+            blocked.update(
+                provider
+                for provider in route
+                if not self._breakers.usable(provider)
+                and not (working and self._breakers.may_take_new(provider))
+            )
+        match sorted(blocked):
+            case []:
+                return None
+            case [provider]:
+                phase = self._breakers.phase(provider).value.replace("_", "-")
+                return f"the breaker of {provider} is {phase}"
+            case [*others, last]:
+                return f"the breakers of {', '.join(others)} and {last} are not closed"
+            case _:
+                raise AssertionError
 
     def _new_id(self) -> str:
         return uuid7(self._clock.now_ms(), self._random_source.getrandbits(74))
