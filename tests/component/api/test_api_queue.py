@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.notifications import Channel
 from homing.core.ports.providers import Delivery
+from homing.core.retry.presets import find_preset
+from homing.engine.operations.policies import Policies
+from homing.engine.system_runtime import SystemClock
 from support.heap_timer import HeapTimer
 from support.local_broker import LocalBridge
 from support.running_service import RunningService
@@ -131,6 +135,22 @@ def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningServ
     assert not get(service, "delay?attempt=3")["shouldRetry"]
     assert get(service, "delay?attempt=1&type=incident")["delayMinutes"] == 10.0
     assert get(service, "delay?attempt=3&type=quick")["delayMs"] == 0
+
+
+def test_a_delay_is_that_of_a_rule_which_another_process_has_just_changed(service: RunningService) -> None:
+    async def change(engine: Homing) -> None:
+        elsewhere = Policies(
+            find_preset("simple"),
+            (),
+            registry=engine._backend,
+            clock=SystemClock(),
+            random_source=random.Random(1),
+        )
+        await elsewhere.set(Rule(name="slow", type="x", policy=PolicyPatch(base_ms=90_000)), who="ada")
+
+    assert get(service, "delay?attempt=1&type=x")["delayMs"] == 300_000
+    service.on_loop(change)
+    assert get(service, "delay?attempt=1&type=x")["delayMs"] == 90_000
     assert get(service, "delay?attempt=1&priority=normal") == get(service, "delay?attempt=1&priority=medium")
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
     assert get(service, "delay?attempt=1&jitter=true&type=incident")["delayMinutes"] == 10.0, "it has none"

@@ -20,6 +20,7 @@ from homing.core.retry.policy import Backoff, BounceFailover, Jitter, MatchKeys
 from homing.core.retry.presets import find_preset
 from homing.engine.operations.policies import EVERY_TENANT, RULES_MAX_AGE_MS, Policies
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.testing.builders import a_claim_request
 from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_harness import (
     EngineHarness,
@@ -325,6 +326,29 @@ async def test_a_process_without_a_worker_reads_a_change_within_five_seconds(har
         "SELECT max_age_ms FROM homing_notifications WHERE id = ?", (await mail(engine),)
     )
     assert row.fetchone() == (600_000,)
+
+
+async def test_the_pending_notifications_are_selected_by_the_rules_in_force(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": TimedProvider(usual=K.TRANSIENT)}, working=False)
+    id = await mail(engine)
+    assert (await engine.process()).retried == 1
+    for allowed, selected in ((1, []), (5, [id])):
+        await office(harness).set(patience(max_attempts=allowed), who="ada")
+        await seconds(RULES_MAX_AGE_MS / 1000)
+        assert [one.id for one in await engine.select_pending(delay=timedelta(0))] == selected
+
+
+@pytest.mark.parametrize(("allowed", "status"), [(1, Status.FAILED), (2, Status.RETRYING)])
+async def test_a_process_without_a_worker_settles_lost_attempts_by_the_rules_in_force(
+    harness: EngineHarness, allowed: int, status: Status
+) -> None:
+    engine = await harness.open({"mail": TimedProvider(usual=K.TRANSIENT)}, working=False)
+    id = await mail(engine)
+    await harness.store.claim(a_claim_request(lease_ms=10_000))
+    await office(harness).set(patience(max_attempts=allowed), who="ada")
+    await seconds(60)
+    await engine.process()
+    assert (await engine.get(id)).status is status
 
 
 async def test_a_call_that_cannot_wait_sees_a_change_at_the_second_call(harness: EngineHarness) -> None:

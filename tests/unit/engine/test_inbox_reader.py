@@ -107,6 +107,22 @@ async def test_the_delays_of_all_retries_are_stored() -> None:
     assert inbox.delays_ms == (SECOND, 2 * SECOND, 4 * SECOND)
 
 
+async def test_the_stored_delays_are_those_of_the_rules_in_force() -> None:
+    def book(base_ms: int) -> Any:
+        policy = RetryPolicy(max_attempts=2, base_ms=base_ms)
+        return SimpleNamespace(policy=lambda keys, mode: policy, combinations=lambda: ())
+
+    async def refresh(**_: Any) -> None:
+        policies.book = book(7 * SECOND)
+
+    inbox = MemoryInbox()
+    policies: Any = SimpleNamespace(refresh=refresh, book=book(SECOND))
+    reader = a_reader(inbox)
+    reader._policies, reader._schedule = policies, SqlSchedule(inbox, policies)
+    await reader.run_once()
+    assert inbox.delays_ms == (7 * SECOND,)
+
+
 async def test_other_tasks_run_while_the_delays_of_many_rules_are_computed() -> None:
     rules = [(Rule(name=f"r{n}", type=f"t{n}"), RetryPolicy(max_attempts=1000)) for n in range(20)]
     book: Any = SimpleNamespace(policy=lambda *_: RetryPolicy(), combinations=lambda: rules)
