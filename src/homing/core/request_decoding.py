@@ -50,7 +50,7 @@ def read_request(raw: Any) -> SendRequest:
     A recipient may be given as an address if the request has only one channel. Raises `InvalidRequest` naming
     the invalid field.
     """
-    if not isinstance(raw, Mapping):
+    if type(raw) is not dict and not isinstance(raw, Mapping):  # a dict needs no check in Python code
         raise InvalidRequest(
             "request", f"is {type(raw).__name__}; give a SendRequest or a mapping of its fields"
         )
@@ -251,7 +251,7 @@ def _names(kind: type[Struct]) -> dict[str, str]:
 def _recipient(to: Any, channel: Any, where: str) -> Any:
     if isinstance(to, Struct):
         to = _plain_fields(to, f"{where}.")
-    if isinstance(to, Mapping):
+    if type(to) is dict or isinstance(to, Mapping):
         return read_fields(to, Recipient, f"{where}.")
     if not isinstance(to, str):
         raise InvalidRequest(where, f"is {type(to).__name__}; give an address or a recipient")

@@ -419,7 +419,10 @@ def _max_bytes(value: Any, depth: int) -> int:
     if isinstance(value, (list, tuple)):
         most = 2
         for item in value:
-            most += _max_bytes(item, depth - 1) + 1
+            if type(item) is str and depth and item.isascii() and "\x00" not in item:
+                most += _MAX_CHARACTER_BYTES * len(item) + 3  # inlined for the most common type
+            else:
+                most += _max_bytes(item, depth - 1) + 1
         return most
     if kind not in _SCALARS or (kind is float and not isfinite(value)):
         return _UNKNOWN_BYTES

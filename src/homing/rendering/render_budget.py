@@ -59,11 +59,12 @@ class RenderMeter:
 
 _CURRENT_METER: ContextVar[RenderMeter] = ContextVar("homing_template_meter")
 
-_current_meter = _CURRENT_METER.get
+current_meter = _CURRENT_METER.get
+"""Returns the meter of the render in this thread or task."""
 
 
-# Every piece of text and every loop iteration is charged, so the two hottest functions below inline the
-# charge instead of calling the others.
+# Every piece of text and every loop iteration is charged, so the two hottest functions below, and the one in
+# `sandbox` that outputs values, inline the charge instead of calling the others.
 
 
 def start_metering() -> None:
@@ -73,7 +74,7 @@ def start_metering() -> None:
 
 def charge_steps(count: int = 1) -> None:
     """Charges steps. Raises `RenderStopped` if none are left."""
-    meter = _current_meter()
+    meter = current_meter()
     meter.steps -= count
     if meter.steps < meter.check_below:
         meter.look()
@@ -81,7 +82,7 @@ def charge_steps(count: int = 1) -> None:
 
 def charge_characters(characters: int) -> None:
     """Charges text, before or as it is built. Raises `RenderStopped` if the limit is exceeded."""
-    meter = _current_meter()
+    meter = current_meter()
     meter.characters -= characters
     if meter.characters < 0:
         raise RenderStopped(f"builds more than {MAX_CHARACTERS:,} characters")
@@ -89,7 +90,7 @@ def charge_characters(characters: int) -> None:
 
 def charge_text(text: str) -> str:
     """Charges this text and returns it."""
-    meter = _current_meter()
+    meter = current_meter()
     meter.characters -= len(text)
     if meter.characters < 0:
         charge_characters(0)
@@ -98,7 +99,7 @@ def charge_text(text: str) -> str:
 
 def charge_iterations(items: Iterable[Any]) -> Iterator[Any]:
     """Yields the items and charges one step for each."""
-    meter = _current_meter()
+    meter = current_meter()
     for item in items:
         meter.steps -= 1
         if meter.steps < meter.check_below:

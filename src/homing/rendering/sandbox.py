@@ -36,6 +36,7 @@ from homing.rendering.render_budget import (
     charge_steps,
     charge_text,
     charge_value,
+    current_meter,
 )
 
 MAX_RANGE_LENGTH = 10_000
@@ -60,6 +61,9 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 """Attributes that templates may use, by exact type. Those that are methods are harmless to call."""
 
 _MISSING = object()
+
+_NUMBER_CHARACTERS = 32
+"""Number of characters that the output of a number is charged as."""
 
 
 def bounded_range(*bounds: int) -> range:
@@ -232,10 +236,15 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 @pass_context  # the context is unused, but keeps Jinja from evaluating constants at compile time
 def _finalize(context: Context, value: Any) -> Any:
-    if type(value) is str:
-        return charge_text(value)
+    kind = type(value)
+    if kind is str or kind is int:  # hot path, so it inlines the charge, like `charge_text`
+        meter = current_meter()
+        meter.characters -= len(value) if kind is str else _NUMBER_CHARACTERS
+        if meter.characters < 0:
+            charge_characters(0)
+        return value
     found = require_text_or_number(value)
-    charge_characters(len(found) if isinstance(found, str) else 32)
+    charge_characters(len(found) if isinstance(found, str) else _NUMBER_CHARACTERS)
     return found
 
 
