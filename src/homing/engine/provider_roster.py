@@ -221,6 +221,8 @@ class ProviderRoster:
         has no provider, or if the forced provider does not serve it.
         """
         route = self._routes[channel]
+        if forced is None and route and not self._weights[channel] and channel not in self.overrides:
+            return route[0]  # hot path: called for each notification, and most routes have no split
         if not route:
             able = ", ".join(c.value for c in self.channels) or "none yet"
             raise InvalidRequest("channel", f"{channel} has no provider; channels with a provider: {able}")

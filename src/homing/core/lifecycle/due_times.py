@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -21,13 +21,14 @@ class DueTime(Struct, frozen=True, gc=False):
     priority: Priority
 
 
-def accepted_due_times(batch: Sequence[Submission], answers: Sequence[Acceptance], now: int) -> list[DueTime]:
-    """Returns the due times of newly accepted notifications. `now` is the store's time at the commit.
+def accepted_due_times(
+    batch: Sequence[Submission], answers: Sequence[Acceptance], now: int
+) -> Iterator[DueTime]:
+    """Yields the due times of newly accepted notifications. `now` is the store's time at the commit.
 
-    Omits notifications that existed before, and those that do not wait because they are already leased to
-    the caller or were stored as dead letters.
+    No due time is earlier than `now`. Omits notifications that existed before, and those that do not wait
+    because they are already leased to the caller or were stored as dead letters.
     """
-    due = []
     for submission, answer in zip(batch, answers, strict=True):
         if submission.lease_to is not None or answer.conflict:
             continue
@@ -38,8 +39,7 @@ def accepted_due_times(batch: Sequence[Submission], answers: Sequence[Acceptance
             if new.refused or (old and id_ in old):
                 continue
             due_at, send_at = now + new.delay_ms, new.send_at
-            due.append(DueTime(id_, due_at if send_at is None or send_at < due_at else send_at, new.priority))
-    return due
+            yield DueTime(id_, due_at if send_at is None or send_at < due_at else send_at, new.priority)
 
 
 def settled_due_times(

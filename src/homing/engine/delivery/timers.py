@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -65,6 +65,17 @@ class LocalTimer:
         The claim that follows returns when the next notification is due.
         """
         self._wake(min([one.due_at for one in batch]))
+
+    def wake_at_first(self, due: Iterable[DueTime], now: int) -> None:
+        """Works like `schedule_now`, but needs only the first of them if it is due `now`, as most are."""
+        earliest: int | None = None
+        for one in due:
+            if earliest is None or one.due_at < earliest:
+                earliest = one.due_at
+                if earliest <= now:
+                    break
+        if earliest is not None:
+            self._wake(earliest)
 
     async def listen(self, wake: Wake) -> None:
         """Waits until cancelled. The worker is woken by `schedule`."""
@@ -124,7 +135,12 @@ class Timers:
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
         """Schedules newly accepted notifications. Called after the commit. Never raises and never waits."""
         try:
-            self.schedule(accepted_due_times(batch, answers, self._store_now_ms()))
+            now = self._store_now_ms()
+            due = accepted_due_times(batch, answers, now)
+            if self._feeds:
+                self.schedule(list(due))
+            else:
+                self._local.wake_at_first(due, now)
         except Exception:  # the requests are stored, so their caller must get no error
             log.exception("accepted notifications could not be scheduled; workers find them by polling")
 

@@ -81,6 +81,9 @@ _SPOOL_INTERVAL_MS = 5_000
 _PREPARE_FOR_SPOOL_MS = 2_000
 """Maximum time to prepare a request for the spool, after the store has not answered in time."""
 
+# Looked up once: up to Python 3.11, `Mode.SYNCHRONOUS` calls a method written in Python.
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+
 _T = TypeVar("_T")
 
 
@@ -220,7 +223,7 @@ class SendOperations:
                 self._intake.prepare, self.tenant, request, asked=asked, use_directory=False, earlier=earlier
             )
             prepared = await _prepare_in_time(prepare)
-        if mode_of_prepared(prepared) is Mode.SYNCHRONOUS:
+        if mode_of_prepared(prepared) is _SYNCHRONOUS:
             if connection is not None:
                 raise InvalidRequest(
                     "connection",
@@ -335,6 +338,10 @@ class SendOperations:
             except Exception as error:  # the caller's iterable may raise anything, or the store may be away
                 return prepared, error
             for index, one in enumerate(found, first + len(prepared)):
+                # First, because it is the usual case.
+                if isinstance(one, Submission) and one.notifications[0].mode is not _SYNCHRONOUS:
+                    prepared.append(one)
+                    continue
                 if isinstance(one, StoreRejected):
                     prepared.append(_store_rejection(index, one))
                     continue
@@ -343,7 +350,7 @@ class SendOperations:
                     prepared.append(Rejection(index=index, field="", code=one.code, message=one.message))
                     continue
                 if not isinstance(one, InvalidRequest):
-                    if mode_of_prepared(one) is not Mode.SYNCHRONOUS:
+                    if mode_of_prepared(one) is not _SYNCHRONOUS:
                         prepared.append(one)
                         continue
                     one = InvalidRequest("synchronous", "is not possible in a batch; use send")
@@ -403,11 +410,14 @@ class SendOperations:
         answers = iter(await self._accept_each(batch, connection, limit, after) if batch else ())
         results: list[SendResult | Rejection] = []
         for index, one in enumerate(prepared, first):
-            if isinstance(one, Rejection):
+            if isinstance(one, Submission):  # first, because most are
+                answer = next(answers)
+            elif isinstance(one, RepeatedRequest):
+                answer = one.answer
+            else:
                 results.append(one)
                 continue
-            answer = one.answer if isinstance(one, RepeatedRequest) else next(answers)
-            if isinstance(answer, StoreRejected):
+            if not isinstance(answer, Acceptance):
                 results.append(_store_rejection(index, answer))
                 continue
             try:
@@ -470,6 +480,9 @@ class SendOperations:
         return self._deadline.limit(None if connection is not None else self._deadline.until())
 
     def _result(self, prepared: PreparedRequest, answer: Acceptance) -> SendResult:
+        if isinstance(prepared, Submission) and not answer.conflict and not answer.duplicates:  # hot path
+            queue_name = self._queue_name(prepared.notifications[0].mode)
+            return SendResult(answer.batch_id, answer.ids, "queued", queue_name)
         if answer.conflict:
             raise_conflict(prepared, answer)
         return SendResult(

@@ -487,14 +487,14 @@ class Intake:
         batch_id: str,
     ) -> Submission:
         key, synchronous = request.idempotency_key, plan.mode is _SYNCHRONOUS
-        return Submission(
-            tenant=tenant,
-            batch_id=batch_id,
-            notifications=tuple(notifications),
-            idempotency_key=key,
-            fingerprint="" if key is None else _fingerprint(request, asked, earlier),
-            lease_to=self._name if synchronous else None,
-            lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
+        return Submission(  # by position, like `NewNotification`
+            tenant,
+            batch_id,
+            tuple(notifications),
+            key,
+            "" if key is None else _fingerprint(request, asked, earlier),
+            self._name if synchronous else None,
+            SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
 
     def _checked(self, request: SendRequest, now: int) -> SendRequest:

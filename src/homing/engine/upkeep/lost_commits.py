@@ -85,7 +85,8 @@ class LostCommits:
     def acknowledged(self, answers: Sequence[Acceptance]) -> None:
         """Remembers the new ids of committed requests. Hot path: called once per batch."""
         now, batches = self._clock.now_ms(), self._acknowledged
-        if requests := [ids for answer in answers if (ids := _new_ids(answer))]:
+        new_ids = [_new_ids(answer) if answer.duplicates else answer.ids for answer in answers]
+        if requests := [ids for ids in new_ids if ids]:
             batches.append((now, requests))
             self._ids += sum(map(len, requests))
         self.check()  # with these ids: the history may have changed since their commit
@@ -210,6 +211,4 @@ def _shortest_ms(retention: Retention) -> int:
 
 def _new_ids(answer: Acceptance) -> tuple[str, ...]:
     """Returns the ids that the answer has acknowledged for the first time."""
-    if not answer.duplicates:
-        return answer.ids
     return tuple(id for id in answer.ids if id not in answer.duplicates)
