@@ -30,7 +30,7 @@ from homing.stores.common.repeated_requests import (
     may_be_taken,
 )
 from homing.stores.postgres.change_recorder import PostgresChangeRecorder
-from homing.stores.postgres.columns import ID, is_id
+from homing.stores.postgres.columns import find_invalid_id, is_id
 from homing.stores.postgres.new_rows import (
     INSERT_MESSAGES,
     INSERT_UNKNOWN_MESSAGES,
@@ -94,6 +94,9 @@ _MAX_TRIES = 5
 
 _idempotency_key_of = attrgetter("idempotency_key")
 
+_shared_by_submission = attrgetter("tenant", "lease_to", "lease_ms")
+"""Reads the fields of a submission that its rows depend on, except for the batch."""
+
 
 class _Intake:
     """State of one accept call: the stored keys and ids it has read, and the rows and keys it will write."""
@@ -139,6 +142,12 @@ class _Intake:
 
     def answer(self, submission: Submission) -> Acceptance:
         """Returns the result for a submission and notes what must be written for it."""
+        news = submission.notifications
+        if len(news) == 1 and not self.stored:  # fast path for the most common case
+            (new,) = news
+            if submission.idempotency_key is None and new.dedup_key is None and submission.lease_to is None:
+                self.new.append((submission, new))
+                return Acceptance(submission.batch_id, (new.id,))
         if submission.idempotency_key is not None:
             key = _key(submission)
             if key in self.requests:
@@ -150,10 +159,6 @@ class _Intake:
         return self._answer_first(submission)
 
     def _answer_first(self, submission: Submission) -> Acceptance:
-        news = submission.notifications
-        if len(news) == 1 and news[0].dedup_key is None and submission.lease_to is None and not self.stored:
-            self.new.append((submission, news[0]))  # fast path for the most common case
-            return Acceptance(submission.batch_id, (news[0].id,))
         ids: list[str] = []
         duplicates: list[str] = []
         claims: list[Claim] = []
@@ -181,10 +186,9 @@ class _Intake:
         """Writes the new rows and keys. Returns the ids that an earlier, identical call has stored."""
         tx, there = self.tx, frozenset[str]()
         if self.new:
-            ids = [new.id for _, new in self.new]
-            for id, found in zip(ids, map(ID.fullmatch, ids), strict=True):
-                if found is None:
-                    raise StoreRejected(f"The id {id!r} is not a UUID in lower case.")
+            invalid = find_invalid_id([new.id for _, new in self.new])
+            if invalid is not None:
+                raise StoreRejected(f"The id {invalid!r} is not a UUID in lower case.")
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
@@ -203,16 +207,18 @@ class _Intake:
         if not self.sure or STATUS_CHANGED in tx.subscribed:
             return await self._write_each()
         kinds: dict[tuple[Any, ...], NewRowKind] = {}
-        rows = []
-        kind, last = None, None
+        kind_of_each: list[NewRowKind] = []
+        kind, last_fields, last_shared = None, None, None
         for submission, new in self.new:
-            key = (submission.tenant, submission.lease_to, submission.lease_ms, *shared_fields(new))
-            if kind is None or key != last:  # most rows are of the same kind as the previous one
-                kind, last = kinds.get(key), key
+            fields, shared = shared_fields(new), _shared_by_submission(submission)
+            # Most rows are of the same kind as the previous one.
+            if kind is None or fields != last_fields or shared != last_shared:
+                last_fields, last_shared = fields, shared
+                kind = kinds.get((fields, shared))
                 if kind is None:
-                    kind = kinds[key] = NewRowKind(new_row(new, submission, tx.now))
+                    kind = kinds[fields, shared] = NewRowKind(new_row(new, submission, tx.now))
             kind.number += 1
-            rows.append((new.id, submission.batch_id, new.address, new.message, kind))
+            kind_of_each.append(kind)
         found = list(kinds.values())
         if any(kind.change.cause is not None for kind in found):
             return await self._write_each()
@@ -222,7 +228,7 @@ class _Intake:
         queues = await tx.queues.find(tx, wanted)
         for kind in found:
             kind.columns = shared_columns(kind.change.row, queues[queue_of(kind.change.row)])
-        await insert_new_rows(tx, rows, found, NOTIFY)
+        await insert_new_rows(tx, self.new, kind_of_each, found, NOTIFY)
         return frozenset()
 
     async def _write_each(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ they are empty.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from homing.core.lifecycle.rows import Row
@@ -25,7 +25,15 @@ from homing.stores.common.row_columns import (
     written_by,
 )
 
-ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+_ID_CHARACTERS, _HYPHENS = 36, (8, 13, 18, 23)
+
+_HEX_DIGITS, _NO_DIGITS = b"0123456789abcdef", b"----\n"
+"""The digits of an id, and what remains of a line with an id without its digits."""
+
+_MANY_IDS = 16
+"""Number of ids from which it is cheaper to check all as one text."""
 
 _MESSAGES, _STATES = PostgresTable.MESSAGES, PostgresTable.STATES
 
@@ -116,4 +124,23 @@ message_columns: Callable[[Row, str], tuple[Any, ...]] = _values(
 
 def is_id(text: str) -> bool:
     """Returns True if a notification can have this id. Any other id is treated as not existing."""
-    return ID.fullmatch(text) is not None
+    return _ID.fullmatch(text) is not None
+
+
+def find_invalid_id(ids: Sequence[str]) -> str | None:
+    """Returns an id that no notification can have, or None if all ids are valid.
+
+    For many ids, all are checked as one text, which takes a fifth of the time of `is_id` for each.
+    """
+    number, width = len(ids), _ID_CHARACTERS + 1
+    if number >= _MANY_IDS:
+        text = "\n".join(ids)
+        if (
+            len(text) == number * width - 1
+            and text.isascii()
+            and text.encode().translate(None, _HEX_DIGITS) == _NO_DIGITS * (number - 1) + _NO_DIGITS[:-1]
+            and text[_ID_CHARACTERS::width] == "\n" * (number - 1)
+            and all(text[position::width] == "-" * number for position in _HYPHENS)
+        ):
+            return None
+    return next((id for id in ids if not is_id(id)), None)

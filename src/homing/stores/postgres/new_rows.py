@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from homing.core.lifecycle.claims import NewNotification, Submission
 from homing.core.lifecycle.rows import Change, Row
 from homing.core.lifecycle.states import LIVE
-from homing.core.notifications import Message
 from homing.stores.common.codec import encode_lines
 from homing.stores.postgres.change_recorder import WRITE_LEDGER, PostgresChangeRecorder
 from homing.stores.postgres.columns import MESSAGE, NEW, message_columns, new_columns
@@ -92,44 +92,59 @@ class NewRowKind(Struct):
     """Number of rows."""
 
 
-NewRowOfKind = tuple[str, str, str, Message, NewRowKind]
-"""(id, batch id, address, message, kind) of a row."""
-
-
 def shared_columns(row: Row, queue: int) -> tuple[Any, ...]:
     """Returns the values that rows of one kind share: first those of the message, then those of the state."""
     return (*_of_message(message_columns(row, "")), *new_columns(0, row, queue)[1:])
 
 
 async def insert_new_rows(
-    tx: PostgresTransaction, rows: Sequence[NewRowOfKind], kinds: Sequence[NewRowKind], last: str
+    tx: PostgresTransaction,
+    rows: Sequence[tuple[Submission, NewNotification]],
+    kind_of_each: Sequence[NewRowKind],
+    kinds: Sequence[NewRowKind],
+    last: str,
 ) -> None:
-    """Inserts new rows that are all waiting or leased, counts them, and runs the query `last`."""
+    """Inserts new rows that are all waiting or leased, counts them, and runs the query `last`.
+
+    `kind_of_each` has the kind of each row. The rows are numbered in the order of their ids.
+    """
     recorder = PostgresChangeRecorder(tx)
     for kind in kinds:
         recorder.record(0, kind.change, kind.number)
-    ids, batches, addresses, messages, each = zip(*sorted(rows, key=itemgetter(0)), strict=True)
-    written = encode_lines(messages)
+    ids = [new.id for _, new in rows]
+    if ids != (sorted_ids := sorted(ids)):
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        rows, kind_of_each = [rows[at] for at in order], [kind_of_each[at] for at in order]
+        ids = sorted_ids
+    batches = [submission.batch_id for submission, _ in rows]
+    addresses = [new.address for _, new in rows]
+    written = encode_lines([new.message for _, new in rows])
     forms: list[_Form] = []
     parameters: list[Any] = []
     for own in (ids, batches, addresses):
         _add(forms, parameters, own, "text")
     forms.append("lines")  # encoded JSON contains no line breaks
     parameters.append(written)
-    shared = [len(set(column)) == 1 for column in zip(*(kind.columns for kind in kinds), strict=True)]
-    few = 1 < len(rows) < MIN_SHARING_ROWS and len(kinds) > 1
-    for number, (type_, same) in enumerate(zip(_TYPES, shared, strict=True)):
-        if same and not few:
-            forms.append("one")
-            parameters.append(kinds[0].columns[number])
-        else:
-            _add(forms, parameters, [kind.columns[number] for kind in each], type_)
+    if len(kinds) == 1:  # the usual case: all rows share these columns
+        forms += _ALL_SHARED
+        parameters += kinds[0].columns
+    else:
+        shared = [len(set(column)) == 1 for column in zip(*(kind.columns for kind in kinds), strict=True)]
+        few = 1 < len(rows) < MIN_SHARING_ROWS
+        for number, (type_, same) in enumerate(zip(_TYPES, shared, strict=True)):
+            if same and not few:
+                forms.append("one")
+                parameters.append(kinds[0].columns[number])
+            else:
+                _add(forms, parameters, [kind.columns[number] for kind in kind_of_each], type_)
     shape, ledger = WRITE_LEDGER.fitted(list(recorder.ledger()))
     checked = queue_parameters(tx.used_queues)
     await tx.rows(_statement(tuple(forms), shape, last), *parameters, *ledger, *checked)
 
 
 _TYPES = (*_MESSAGE_COLUMNS.values(), *_STATE.values())
+
+_ALL_SHARED: _Shape = ("one",) * len(_TYPES)
 
 
 def _add(forms: list[_Form], parameters: list[Any], column: Sequence[Any], kind: str) -> None:

@@ -175,13 +175,19 @@ class BatchStatement:
 
         `queues` are the `used_queues` of the transaction.
         """
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        if 1 < len(rows) < MIN_SHARING_ROWS:
-            shape: _Shape = (False,) * len(columns)
+        shape: _Shape
+        if len(rows) == 1:  # hot path: each single request writes one row to the ledger
+            first, *others = rows[0]
+            shape = (False, *[True] * len(others))
+            values = [_array([first], self._kinds[0]), *others]
         else:
-            shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
-        fits = zip(columns, shape, self._kinds, strict=True)
-        values = [column[0] if same else _array(column, kind) for column, same, kind in fits]
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            if len(rows) < MIN_SHARING_ROWS:
+                shape = (False,) * len(columns)
+            else:
+                shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
+            fits = zip(columns, shape, self._kinds, strict=True)
+            values = [column[0] if same else _array(column, kind) for column, same, kind in fits]
         return shape, [*values, *queue_parameters(queues)] if self._checks_queues else values
 
     def in_shape(self, shape: _Shape, first: int = 1) -> str:
