@@ -175,6 +175,29 @@ def test_tenants_templates_are_listed_checked_and_shown_with_the_tenant_s_name(c
     assert [one["key"] for one in without.json] == ["order_confirmed"]
 
 
+def test_an_earlier_version_is_listed_and_restored(cli: Cli) -> None:
+    from homing import Channel, Homing, SyncHoming, Template, TemplateParts
+
+    async def write(engine: Homing) -> None:
+        for text in ("first", "second"):
+            parts = {Channel.SMS: TemplateParts(text=text)}
+            written = Template(key="hi", locales={"en-US": parts, "de-DE": parts})
+            await engine.templates.put(written, who="ada")
+
+    with SyncHoming(cli.folder / "homing.db", templates={"locales": ["en-US", "de-DE"]}) as homing:
+        homing.call(write)
+    table, listed = cli.many(["templates", "versions", "hi"], ["templates", "versions", "hi", "--json"])
+    assert [one["version"] for one in listed.json["items"]] == [2, 1]
+    assert table.out.splitlines()[1].split()[0] == "2"
+    assert cli("templates", "restore", "hi", "9").code == 3
+    restored = cli.ok("templates", "restore", "hi", "1", "--who", "grace").out
+    assert restored == "hi: version 1 is restored as version 3\n"
+    newest = cli.ok("templates", "versions", "hi", "--json").json["items"][0]
+    assert (newest["version"], newest["updatedBy"]) == (3, "grace")
+    recorded = cli.ok("audit", "list", "--json").json["items"]
+    assert [one["target"] for one in recorded if one["action"] == "template.restore"] == ["hi"]
+
+
 @pytest.mark.source("002", "428-429")
 def test_a_missing_locale_is_reported_by_the_doctor_and_stops_a_deployment(cli: Cli) -> None:
     settings = cli.folder / "homing.toml"

@@ -1,4 +1,4 @@
-"""`homing templates`: lists, checks and previews message templates."""
+"""`homing templates`: lists, checks, previews and restores message templates."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli.common.exit_codes import CliError, ExitCode
-from homing.cli.common.options import Json, Options, command, open_engine, parse_json_object, read_text_file
+from homing.cli.common.options import (
+    Json,
+    Options,
+    Who,
+    command,
+    open_engine,
+    parse_json_object,
+    read_text_file,
+    record_audit,
+)
 from homing.cli.common.screen import StyledText, print_json, styled
-from homing.cli.common.units import format_count
+from homing.cli.common.units import format_count, format_local_time
 from homing.cli.root import add_command_group
 
 if TYPE_CHECKING:
@@ -21,8 +30,13 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 
+_VERSIONS = 100
+"""Maximum number of versions that are listed."""
 
-templates = add_command_group("templates", "List, check and preview message templates.")
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The template's key.")]
+
+
+templates = add_command_group("templates", "List, check, preview and restore message templates.")
 
 
 @command(templates, "list")
@@ -110,6 +124,41 @@ async def preview(
             screen.heading(f"{one} {part}")
             for line in text.splitlines() or [""]:
                 screen.line(line)
+    return ExitCode.OK
+
+
+@command(templates, "versions")
+async def versions(options: Options, key: Key, json: Json = False) -> int:
+    """List the stored versions of a template, newest first."""
+    async with open_engine(options, existing=True) as homing:
+        found = await homing.templates.versions(key, limit=_VERSIONS)
+    if json:
+        print_json({"items": found})
+        return ExitCode.OK
+    options.screen.table(
+        ("VERSION>", "WHEN", "WHO"),
+        [(str(one.version), format_local_time(one.updated_at), one.updated_by) for one in found],
+    )
+    return ExitCode.OK
+
+
+@command(templates, "restore")
+async def restore(
+    options: Options,
+    key: Key,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to restore.")],
+    who: Who = None,
+    json: Json = False,
+) -> int:
+    """Restore an earlier version of a template. It becomes the newest one."""
+    async with open_engine(options, existing=True) as homing:
+        await homing.templates.version(key, version)
+        by = await record_audit(homing, "template.restore", key, who=who, version=version)
+        restored = await homing.templates.restore(key, version, who=by)
+    if json:
+        print_json(restored)
+    else:
+        options.screen.line(f"{key}: version {version} is restored as version {restored.version}")
     return ExitCode.OK
 
 
