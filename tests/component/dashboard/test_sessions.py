@@ -23,6 +23,7 @@ from homing.compose import service
 from homing.core.access.scopes import Caller, Scope
 from homing.core.content.templates import Template, TemplateParts
 from homing.core.notifications import Channel
+from homing.core.retry.policy import Backoff, PolicyPatch, Rule
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import Pages
 from homing.dashboard.screens import find
@@ -285,6 +286,48 @@ async def test_the_scope_is_checked_in_every_action_and_screen(site: Site) -> No
         elif screens.method == "POST":
             allowed.append(screens.path)
     assert allowed == [], "reading is never an action"
+
+
+async def test_an_administrator_of_another_tenant_reaches_only_the_own_keys(
+    site: Site,
+) -> None:
+    operator = await site.signed_in()
+    await site.key("read", tenant="rival")
+    stranger = await site.signed_in(tenant="acme")
+    (key,) = await site.homing.keys.list("default")
+    (theirs,) = await site.homing.keys.list("rival")
+    shown = (await stranger.get("/ui/keys")).text
+    assert key.id not in shown
+    assert "rival" not in shown
+    token, scopes = await stranger.form_token(), {"scope_read": "1"}
+    answers = [
+        await stranger.get("/ui/keys?tenant=default"),
+        await stranger.get("/ui/keys?tenant=rival"),
+        await stranger.post("/ui/keys", {"form_token": token, "tenant": "rival", "name": "x", **scopes}),
+        await stranger.post(f"/ui/keys/{key.id}/revoke", {"form_token": token}),
+        await stranger.post(f"/ui/keys/{theirs.id}/rotate", {"form_token": token}),
+        await stranger.post("/ui/tenants", {"form_token": token, "name": "mine"}),
+        await stranger.post("/ui/tenants/disable", {"form_token": token, "name": "rival"}),
+    ]
+    assert [answer.status for answer in answers] == [409, 409, 409, 404, 404, 409, 409]
+    assert len(await site.homing.keys.list("rival")) == 1
+    assert await site.homing.tenants.enabled("rival")
+    token = await operator.form_token()
+    own = await operator.post("/ui/tenants/disable", {"form_token": token, "name": "default"})
+    assert own.status == 409, "nobody could sign in again"
+    control = await operator.post(f"/ui/keys/{theirs.id}/revoke", {"form_token": token})
+    assert (control.status, control.headers["location"]) == (303, "../../keys?tenant=rival&done=revoked")
+    entry = (await site.homing.audit.list("rival", limit=1)).items[0]
+    assert (entry.action, entry.target) == ("key.revoke", theirs.id)
+
+
+async def test_a_rule_keeps_the_fields_that_only_the_settings_can_set(site: Site) -> None:
+    rule = Rule(name="own", policy=PolicyPatch(backoff=Backoff.CALLABLE, call=lambda attempt: 1_000.0))
+    async with Homing("memory:", clock=site.clock, rules=[rule]) as homing:
+        person = await Site(homing, site.clock).signed_in()
+        page = (await person.get("/ui/policies?edit=own")).text
+    assert "Change the rule" not in page
+    assert "policies?edit=own" not in page
 
 
 def _all_routes() -> list[Any]:

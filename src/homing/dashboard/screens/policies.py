@@ -46,6 +46,9 @@ _MAX_TRAFFIC = 50.0
 _MAX_RULES = 200
 """Maximum number of rules that the page lists."""
 
+_MAX_POINTS = 50
+"""Number of points of a rule's line, about, however many attempts it has."""
+
 _WHOLE = ("max_attempts", "failover_after")
 
 _FRACTIONS = ("factor", "jitter_ratio")
@@ -265,7 +268,8 @@ def _curve(preset: Preset, rule: Rule, tenant: str, *, own: bool = False) -> tup
         f"{format_duration(high, spaced=True)}"
     )
     text = f"{policy.max_attempts} in up to {format_duration(high, spaced=True)}"
-    return text, trust(draw_sparkline(values, title=title, width=96))
+    step = max(1, len(values) // _MAX_POINTS)
+    return text, trust(draw_sparkline(values[::step], title=title, width=96))
 
 
 def _draw(policy: RetryPolicy) -> Markup:
