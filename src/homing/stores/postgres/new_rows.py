@@ -144,7 +144,9 @@ async def insert_new_rows(
 
 _TYPES = (*_MESSAGE_COLUMNS.values(), *_STATE.values())
 
-_ALL_SHARED: _Shape = ("one",) * len(_TYPES)
+_ONE: _Form = "one"
+
+_ALL_SHARED: _Shape = (_ONE,) * len(_TYPES)
 
 
 def _add(forms: list[_Form], parameters: list[Any], column: Sequence[Any], kind: str) -> None:
