@@ -86,7 +86,7 @@ async def check(options: Options, json: Json = False) -> int:
 @command(templates, "preview")
 async def preview(
     options: Options,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The template's key.")],
+    key: Key,
     locale: Annotated[
         str | None,
         typer.Option("--locale", metavar="LOCALE", help="The recipient's locale; default: the tenant's."),

@@ -176,7 +176,7 @@ class MongoStore(TransactionalStore):
         return await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
 
     async def _write_turns(self, chosen: ClaimPlan) -> None:
-        # A single queue has nobody to take turns with.
+        # A single queue takes turns with no other.
         if (share := chosen.share) is not None and len(chosen.waiting) > 1:
             with suppress(InterruptedWrite):
                 await self._connection.write_once(lambda db: claim.write_turns(db, share))
