@@ -463,6 +463,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
     workers = _waits(Homing.workers)
+    system = _waits(Homing.system)
 
 
 class _EngineThread:
