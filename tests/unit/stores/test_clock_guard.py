@@ -105,6 +105,18 @@ def test_a_step_that_another_process_saw_undone_for_a_moment_begins_the_ten_minu
     assert run(one, DAY, 1_001_000, 1_002_000).now == START + 1_002_000 + DAY
 
 
+def test_a_process_that_only_reads_notices_that_another_one_saw_the_step_undone() -> None:
+    one, reader = started(2)
+    run(one, DAY, 1_000, 20_000)
+    reader.transaction(START + 20_000 + DAY, 20_000, writable=False)
+    run(one, 0, 21_000, 21_000)
+    assert Process.stored is None
+    for mono_ms in range(22_000, 77_000, 5_000):
+        assert reader.transaction(START + mono_ms, mono_ms, writable=False).now == START + mono_ms
+    again = reader.transaction(START + 77_500 + DAY, 77_500, writable=False)
+    assert again.now == START + 77_500, "the same step as before is another step"
+
+
 def test_a_process_that_starts_believes_the_clock_unless_a_live_process_has_recorded_a_step() -> None:
     [process] = started()
     run(process, DAY, 1_000, 10_000)

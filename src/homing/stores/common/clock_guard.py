@@ -132,7 +132,8 @@ class ClockGuard:
         with self._lock:
             measured = measure_offset(clock_now, asked_ms, answered_ms)
             resolution, step = self._resolve(measured, clock_now, answered_ms, stored)
-            is_complete = writable or not (resolution.clear or resolution.record is not None)
+            has_to_delete = resolution.clear and stored is not None
+            is_complete = writable or not (has_to_delete or resolution.record is not None)
             is_renewal = step is not None and stored is not None and step.suspected_at == stored.suspected_at
             if is_complete or is_renewal:
                 self._has_record, self._read_ms = True, answered_ms
