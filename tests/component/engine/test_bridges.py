@@ -245,6 +245,27 @@ async def test_a_message_for_which_the_directory_fails_is_rejected_and_holds_up_
     assert (state.accepted, state.rejected, state.failures) == (7, 2, 0)
 
 
+async def test_many_such_messages_in_front_hold_up_no_others(harness: EngineHarness) -> None:
+    bridge, directory = LocalBridge(), FailingFor(*(f"u{number}" for number in range(80)))
+    for number in range(100):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    assert await count(engine) == 20
+    assert set(bridge.broker.quarantined) == {f"m{number}" for number in range(80)}
+
+
+async def test_a_directory_that_fails_for_everybody_is_asked_a_bounded_number_of_times(
+    harness: EngineHarness,
+) -> None:
+    bridge, directory = LocalBridge(), FailingFor(calls=0)
+    for number in range(500):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    await bridged(harness, bridge, directory=directory)
+    asked = -(directory.calls_left or 0)
+    assert asked > 0
+    assert asked % 19 == 0, "three of the first messages and sixteen others, each time"
+
+
 @pytest.mark.parametrize("calls", [0, 4], ids=["from the start", "during a batch"])
 async def test_while_the_directory_fails_for_everybody_nothing_is_rejected(
     harness: EngineHarness, calls: int

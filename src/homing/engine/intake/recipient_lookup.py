@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,7 +26,13 @@ MAX_DEVICES = 10
 _DIRECTORY_TIMEOUT_MS = 10_000
 
 _MAX_FAILURES = 3
-"""After this many failures without a success, `prepare_each` gives up."""
+"""After this many failures without a success, `prepare_each` tries some of the later items."""
+
+_MAX_PROBES = 16
+"""Maximum number of later items that are tried."""
+
+_SEARCH_MS = 3 * _DIRECTORY_TIMEOUT_MS
+"""Time after which `prepare_each` gives up if there was no success yet, such as while the directory hangs."""
 
 _T = TypeVar("_T")
 
@@ -117,8 +124,11 @@ async def prepare_each(
     `DirectoryFailed` if no other item shows that the directory works. `was_asked` returns True if the
     directory was asked about an item with this result.
     """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SEARCH_MS / 1000
     found: list[_R | DirectoryFailed] = []
     unexplained: dict[int, DirectoryFailed] = {}
+    works = False
     for index, item in enumerate(items):
         one: _R | DirectoryFailed
         try:
@@ -127,8 +137,10 @@ async def prepare_each(
             control = _find_control(items, found, was_asked)
             if control is None:
                 unexplained[index] = one = error
-                if len(unexplained) == _MAX_FAILURES:
-                    raise
+                if len(unexplained) >= _MAX_FAILURES:
+                    works = works or await _works_for_any(items[index + 1 :], until, prepare, was_asked)
+                    if not works or loop.time() >= until:
+                        raise
             else:
                 one = await _prepare_again(item, control, prepare)
         found.append(one)
@@ -138,6 +150,25 @@ async def prepare_each(
             raise failure
         found[index] = await _prepare_again(items[index], control, prepare)
     return found
+
+
+async def _works_for_any(
+    items: Sequence[_T],
+    until: float,
+    prepare: Callable[[_T], Awaitable[_R]],
+    was_asked: Callable[[_T, _R], bool],
+) -> bool:
+    """Returns True if the directory works for one of these items. Tries some that are spread over all."""
+    loop = asyncio.get_running_loop()
+    for item in items[:: len(items) // _MAX_PROBES + 1]:
+        if loop.time() >= until:
+            return False
+        try:
+            if was_asked(item, await prepare(item)):
+                return True
+        except DirectoryFailed:
+            continue
+    return False
 
 
 def _find_control(
