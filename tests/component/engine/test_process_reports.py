@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from homing import Homing
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.notifications import Priority
+from homing.core.ports.stores import Entry
 from homing.core.system_status import BridgeStatus, TimerStatus
 from support.engine_harness import ADA, EngineHarness, mail, seconds
 from support.heap_timer import HeapTimer
@@ -104,6 +109,21 @@ async def test_a_process_without_bridges_and_timers_stores_no_report(harness: En
     await harness.open()
     await seconds(30)
     assert await harness.store.list_entries("*", "process") == ()
+
+
+async def test_a_report_of_another_release_that_cannot_be_read_hides_no_others(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "homing.worker")
+    other = await harness.open(working=False)
+    await harness.open(timers={"heap": HeapTimer()}, worker_name="host:7")
+    await seconds(15)
+    strange = Entry(
+        tenant="*", kind="process", key="host:8", value={"timers": {"heap": {"connected": "yes"}}}, version=-1
+    )
+    await harness.store.put([strange], who="homing")
+    assert await timers_of(other) == [("host:7", "heap", True)]
+    assert "the report of process host:8 cannot be read" in caplog.text
 
 
 async def timer_states(engine: Homing) -> list[TimerStatus]:
