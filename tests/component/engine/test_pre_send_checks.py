@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from homing import Delivery, Homing, HomingError, Outcome, OutcomeKind, Reason, Recipient, Status
+from homing.core.errors import StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
@@ -306,10 +307,13 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHa
     assert len((await engine.history(id)).attempts) == 1
 
 
-async def test_a_hook_that_fails_for_some_recipients_delays_no_others(harness: EngineHarness) -> None:
+@pytest.mark.parametrize("error", [ValueError("badly formed UUID"), StoreRejected()], ids=repr)
+async def test_a_hook_that_fails_for_some_recipients_delays_no_others(
+    harness: EngineHarness, error: Exception
+) -> None:
     def facts(claims: Sequence[Claim]) -> Any:
         if any(claim.address.startswith("bad") for claim in claims):
-            raise ValueError("badly formed UUID")
+            raise error
         return {c.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
     hook = RecipientHook(facts)

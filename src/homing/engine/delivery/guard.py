@@ -32,6 +32,7 @@ from homing.core.routing.rate_limits import (
     recipient_bucket,
     tenant_bucket,
 )
+from homing.engine.isolation import may_concern_item
 from homing.engine.plug_in_calls import call_within
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import STORE_PAUSE_MS
@@ -58,7 +59,8 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     """Returns the directory's facts about the recipients of claims, by notification id.
 
     If the directory fails, hangs or returns invalid facts, the facts postpone the notifications. It may fail
-    because of a single recipient, so it is then asked again about each half of the claims, and so on.
+    because of a single recipient, so it is then asked again about each half of the claims, and so on. If its
+    store is unavailable, it is not asked again.
     """
     loop = asyncio.get_running_loop()
     until, calls = loop.time() + _TIMEOUT_MS / 1000, 0
@@ -68,7 +70,8 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     parts = deque([claims])
     while parts:
         part = parts.popleft()
-        if calls == _MAX_CALLS or isinstance(error, StoreError) or (calls and loop.time() >= until):
+        is_over = calls == _MAX_CALLS or (calls and loop.time() >= until)
+        if is_over or (error is not None and not may_concern_item(error)):
             failed += part
             continue
         calls += 1

@@ -441,8 +441,9 @@ def _was_directory_asked(message: BridgeMessage, one: PreparedRequest | HomingEr
 
 
 def _directory_rejection(bridge: str, error: DirectoryFailed) -> HomingError:
-    log.warning("a message of bridge %s is rejected, because %s", bridge, error)
-    return HomingError(f"the recipient directory {error.problem} for this message")
+    why = f"the recipient directory {error.problem} for this message"
+    log.warning("a message of bridge %s is rejected: %s", bridge, why)
+    return HomingError(why)
 
 
 def _rejection(bridge: str, error: Exception) -> HomingError:
