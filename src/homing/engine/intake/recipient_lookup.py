@@ -31,6 +31,10 @@ _MAX_FAILURES = 3
 _MAX_PROBES = 16
 """Maximum number of later items that are tried."""
 
+_MAX_REPEATS = 3
+"""How often an item is prepared again, each time after a success for another one, before it is rejected. A
+directory may fail now and then. There are fewer repeats if they take more than ten seconds."""
+
 _SEARCH_MS = 3 * _DIRECTORY_TIMEOUT_MS
 """Time after which `prepare_each` gives up if there was no success yet, such as while the directory hangs."""
 
@@ -142,13 +146,13 @@ async def prepare_each(
                     if not works or loop.time() >= until:
                         raise
             else:
-                one = await _prepare_again(item, control, prepare)
+                one = await _prepare_again(item, control, error, prepare)
         found.append(one)
     for index, failure in unexplained.items():
         control = _find_control(items, found, was_asked)
         if control is None:
             raise failure
-        found[index] = await _prepare_again(items[index], control, prepare)
+        found[index] = await _prepare_again(items[index], control, failure, prepare)
     return found
 
 
@@ -182,17 +186,22 @@ def _find_control(
 
 
 async def _prepare_again(
-    item: _T, control: _T, prepare: Callable[[_T], Awaitable[_R]]
+    item: _T, control: _T, failure: DirectoryFailed, prepare: Callable[[_T], Awaitable[_R]]
 ) -> _R | DirectoryFailed:
     """Prepares an item again for which the directory has failed, and returns the result or the error.
 
     Raises `DirectoryFailed` if the directory fails for `control` as well, for which it worked before.
     """
-    await prepare(control)
-    try:
-        return await prepare(item)
-    except DirectoryFailed as error:
-        return error
+    loop = asyncio.get_running_loop()
+    until, repeats = loop.time() + _DIRECTORY_TIMEOUT_MS / 1000, 0
+    while repeats < _MAX_REPEATS and loop.time() < until:
+        repeats += 1
+        await prepare(control)
+        try:
+            return await prepare(item)
+        except DirectoryFailed as error:
+            failure = error
+    return failure
 
 
 def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:
