@@ -459,6 +459,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     start_worker = _runs(Homing.start_worker)
     stop_worker = _waits(Homing.stop_worker)
     suspected_clock_step = _waits(Homing.suspected_clock_step)
+    system = _waits(Homing.system)
     try_provider = _waits(Homing.try_provider)
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
