@@ -330,6 +330,23 @@ async def test_a_hook_that_fails_for_some_recipients_delays_no_others(
     assert hook.asked <= 24
 
 
+async def test_a_hook_that_fails_for_every_fifth_recipient_delays_no_others(harness: EngineHarness) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            raise KeyError("phone")
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    for n in range(200):
+        await mail(engine, to=f"{'good' if n % 5 else 'bad'}{n}@example.org")
+    engine.start_worker()
+    await seconds(4)
+    assert {name: number for name, number in (await engine.queue_counts()).items() if number} == {
+        "pending": 40,
+        "sent": 160,
+    }
+
+
 async def test_a_hook_that_fails_for_everybody_is_asked_a_bounded_number_of_times(
     harness: EngineHarness,
 ) -> None:

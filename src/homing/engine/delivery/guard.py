@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
@@ -45,7 +45,7 @@ _TIMEOUT_MS = 10_000
 """Time that the directory has for the claims of a batch, over all calls."""
 
 _MAX_CALLS = 32
-"""Maximum number of calls of the directory for the claims of a batch."""
+"""Maximum number of calls of the directory for the claims of a batch, unless one of them succeeds."""
 
 _RETRY_TIMEOUT_MS = 2_000
 """Time that the directory has to answer after failed attempts. Their settlements wait meanwhile."""
@@ -59,28 +59,29 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     """Returns the directory's facts about the recipients of claims, by notification id.
 
     If the directory fails, hangs or returns invalid facts, the facts postpone the notifications. It may fail
-    because of a single recipient, so it is then asked again about each half of the claims, and so on. If its
+    because of single recipients, so it is then asked again about each half of the claims, and so on. If its
     store is unavailable, it is not asked again.
     """
     loop = asyncio.get_running_loop()
-    until, calls = loop.time() + _TIMEOUT_MS / 1000, 0
+    until, calls, works = loop.time() + _TIMEOUT_MS / 1000, 0, False
     facts: dict[str, RecipientFacts] = {}
     failed: list[Claim] = []
     error: Exception | None = None
-    parts = deque([claims])
+    parts = [claims]
     while parts:
-        part = parts.popleft()
-        is_over = calls == _MAX_CALLS or (calls and loop.time() >= until)
+        part = parts.pop()
+        is_over = (calls >= _MAX_CALLS and not works) or (calls and loop.time() >= until)
         if is_over or (error is not None and not may_concern_item(error)):
             failed += part
             continue
         calls += 1
         try:
             facts.update(await _ask_directory(directory, part, round((until - loop.time()) * 1000)))
+            works = True
         except Exception as raised:  # user code may raise anything
             error, middle = raised, len(part) // 2
             if middle:
-                parts += (part[:middle], part[middle:])
+                parts += (part[middle:], part[:middle])  # a success for a small part comes soon
             else:
                 failed += part
     if failed:
