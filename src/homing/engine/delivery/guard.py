@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
@@ -67,9 +67,10 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     facts: dict[str, RecipientFacts] = {}
     failed: list[Claim] = []
     error: Exception | None = None
-    parts = [claims]
+    parts = deque([claims])
     while parts:
-        part = parts.pop()
+        # Large and small parts in turns: the recipients at fault may be next to each other or far apart.
+        part = parts.pop() if calls % 2 else parts.popleft()
         is_over = (calls >= _MAX_CALLS and not works) or (calls and loop.time() >= until)
         if is_over or (error is not None and not may_concern_item(error)):
             failed += part
@@ -81,7 +82,7 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
         except Exception as raised:  # user code may raise anything
             error, middle = raised, len(part) // 2
             if middle:
-                parts += (part[middle:], part[:middle])  # a success for a small part comes soon
+                parts += (part[:middle], part[middle:])
             else:
                 failed += part
     if failed:
