@@ -353,21 +353,6 @@ async def test_an_event_of_the_wrong_type_never_fails_its_batch(harness: EngineH
     assert (await engine.list()).items
 
 
-async def test_a_provider_may_name_an_event_in_plain_text(harness: EngineHarness) -> None:
-    class Plain(CallbackProvider):
-        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
-            heard = super().handle_callback(callback, now_ms)
-            plain: Any = heard.receipts[0].event.value
-            return replace(heard, receipts=(replace(heard.receipts[0], event=plain),))
-
-    postman = Plain("post")
-    engine = await harness.open({"post": postman})
-    id = await mail(engine)
-    await seconds(1)
-    await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], E.DELIVERED)]))
-    assert await status(engine, id) is Status.DELIVERED
-
-
 async def test_a_receipt_resolves_an_ambiguous_send(harness: EngineHarness) -> None:
     postman = CallbackProvider("post", [LOST_ANSWER])
     engine = await harness.open({"post": postman}, rules=HOLD)

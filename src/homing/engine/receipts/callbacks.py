@@ -222,9 +222,8 @@ class CallbackHandler:
         policies = self._channel_policies(listed)
         always = all(policy.bounce_failover is BounceFailover.ALWAYS for policy in policies)
         backoff_ms = max(base_delay_ms(policy, 1) for policy in policies)
-        for given in receipts:
-            receipt = _read_receipt(given)
-            if receipt is None:
+        for receipt in receipts:
+            if not _is_well_formed(receipt):
                 unreadable += 1
                 continue
             failed = receipt.event is ReceiptEvent.FAILED
@@ -261,22 +260,19 @@ class CallbackHandler:
         ]
 
 
-def _read_receipt(given: object) -> Receipt | None:
-    """Returns a receipt with fields of the right types, or None if one has another type or cannot be stored.
+def _is_well_formed(receipt: object) -> bool:
+    """Returns True if a receipt has fields of the right types, and ids that can be stored.
 
-    Providers may be user code, so the event may be plain text. The fields that are not checked here are
-    replaced if they are invalid.
+    Providers may be user code. The fields that are left out here are replaced if they are invalid.
     """
-    if not isinstance(given, Receipt):
-        return None
-    checked = replace(given, outcome=None, retry_after_ms=None, error=None, error_code=None, routes={})
+    if not isinstance(receipt, Receipt):
+        return False
+    checked = replace(receipt, outcome=None, retry_after_ms=None, error=None, error_code=None, routes={})
     try:
-        checked = msgspec.convert(msgspec.to_builtins(checked), Receipt)
+        msgspec.convert(msgspec.to_builtins(checked), Receipt)
     except Exception:  # a foreign value may raise anything
-        return None
-    if not (_storable(checked.event_id) and _storable(checked.provider_message_id)):
-        return None
-    return replace(given, event=checked.event)
+        return False
+    return _storable(receipt.event_id) and _storable(receipt.provider_message_id)
 
 
 def _own_id(id: str | None) -> str | None:
