@@ -270,8 +270,7 @@ def build_channel(
     recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
     sent, failed = sum(one.sent for one in minutes), sum(one.failed for one in minutes)
     late = [one for one in waiting if one.oldest_at is not None and one.reason not in _ON_PURPOSE]
-    # What waits is read a moment after `now`, so some of it may have become late since.
-    since = [min(one.oldest_at, now) for one in late if one.oldest_at is not None]
+    since = [one.oldest_at for one in late if one.oldest_at is not None and one.oldest_at <= now]
     return ChannelNow(
         channel=channel,
         per_minute=round(sum(one.sent for one in recent) / (RECENT / MINUTE), 1),

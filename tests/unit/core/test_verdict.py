@@ -241,21 +241,3 @@ def test_a_quantile_lies_within_the_bucket_that_holds_it() -> None:
     assert LATENESS_BOUNDS_MS[2] < late_ms <= LATENESS_BOUNDS_MS[3]
     buckets[-1] = 1_000
     assert lateness_quantile(buckets, 0.99) == LATENESS_BOUNDS_MS[-1]
-
-
-def test_what_became_late_after_the_time_of_the_overview_was_read_waits_since_now() -> None:
-    """The groups are read a moment later, when the store's time has gone on."""
-    stopped = TroubledProvider(provider="twilio", phase=Phase.OPEN, since=NOW - timedelta(minutes=1))
-    made = build_channel(
-        Channel.SMS,
-        now=NOW,
-        minutes=[],
-        quarters=[],
-        waiting=[a_group(1, 1, -1)],
-        complete=True,
-        troubles=(stopped,),
-    )
-    assert (made.late, made.oldest_at) == (1, NOW)
-    assert verdict_of(made)[1] == (
-        "SMS has no working provider: twilio open since 02:46, 1 waiting, oldest 1 s"
-    )
