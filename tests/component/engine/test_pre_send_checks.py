@@ -376,6 +376,23 @@ async def test_a_hook_that_fails_for_many_recipients_delays_no_others(
     }
 
 
+async def test_a_hook_that_hangs_for_one_recipient_delays_others_for_a_while_only(
+    harness: EngineHarness,
+) -> None:
+    async def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            await asyncio.sleep(HOUR)
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    for n in range(60):
+        await mail(engine, to=f"{'bad' if n == 30 else 'good'}{n}@example.org")
+    engine.start_worker()
+    await seconds(60)
+    counts = await engine.queue_counts()
+    assert (counts["pending"], counts["sent"]) == (1, 59)
+
+
 async def test_a_hook_that_fails_slowly_delays_a_batch_by_ten_seconds_at_most(harness: EngineHarness) -> None:
     async def slowly(claims: Sequence[Claim]) -> Any:
         await asyncio.sleep(3)

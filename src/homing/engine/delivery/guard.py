@@ -91,7 +91,10 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
             len(failed),
             redact(str(error) or type(error).__name__),
         )
-        facts.update(dict.fromkeys((one.id for one in failed), RecipientFacts(postpone_ms=_POSTPONE_MS)))
+        # Until different times: one for which the directory hangs would be claimed with all others again.
+        for index, one in enumerate(failed):
+            spread_ms = _POSTPONE_MS * index // len(failed)
+            facts[one.id] = RecipientFacts(postpone_ms=_POSTPONE_MS + spread_ms)
     return facts
 
 
