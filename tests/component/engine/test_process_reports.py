@@ -69,6 +69,27 @@ async def test_a_busy_bridge_is_measured_too_and_a_failed_question_has_no_other_
     assert (seen.waiting, seen.status, seen.accepted, seen.failures) == (None, "ok", 1_200, 0)
 
 
+async def test_a_bridge_whose_backlog_hangs_is_not_asked_again_until_it_is_opened_again(
+    harness: EngineHarness,
+) -> None:
+    bridge = MeasuredBridge()
+    bridge.hangs.add("backlog")
+    engine = await harness.open(bridges={"local": bridge})
+    engine.bridges.start()
+    for number in range(9):
+        bridge.broker.publish(f"m{number}", MAIL)
+        await seconds(20)
+    assert bridge.calls.count("backlog") == 1
+    (seen,) = await bridges_of(engine)
+    assert (seen.waiting, seen.status, seen.accepted) == (None, "ok", 9)
+    bridge.hangs.clear()
+    bridge.fails["check"] = OSError("no connection")
+    await seconds(15)
+    bridge.fails.clear()
+    await seconds(30)
+    assert [one.waiting for one in await bridges_of(engine)] == [0]
+
+
 async def test_a_bridge_that_does_not_know_its_backlog_is_listed_without_it(harness: EngineHarness) -> None:
     engine = await harness.open(bridges={"local": LocalBridge()})
     engine.bridges.start()
