@@ -641,12 +641,12 @@ def tally_of_a_postponement(real: Any) -> Any:
 @BUGS.plant(
     "the sums of the minutes are not written",
     "1",
-    on=(change_recorder, "_MINUTES"),
+    on=(change_recorder, "_KEEP_MINUTES"),
     plan=bugs.quiet,
     seed=1_003,
 )
 def minutes_not_written(real: Any) -> Any:
-    return _NothingWritten()
+    return "SELECT ?1, ?2, ?3"
 
 
 @BUGS.plant(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 
 from homing import Homing
 from homing.bridges.kafka import KafkaBridge
@@ -106,6 +106,33 @@ async def test_the_backlog_is_what_this_member_has_not_read_yet(kafka: KafkaBrok
         await eventually_async(one, 1)
     finally:
         await one.close()
+
+
+async def test_what_was_accepted_before_a_restart_is_no_backlog(kafka: KafkaBroker) -> None:
+    topic = new_topics(kafka)
+    kafka.produce(topic, *[mail(number) for number in range(20)])
+    async with running(bridge(kafka, topic)):
+        await eventually(lambda: kafka.committed(topic, topic) == 20)
+    again = bridge(kafka, topic)
+    await again.open()
+    receiving = asyncio.create_task(again.receive(5))
+    try:
+        await eventually(lambda: newest_offset(again, topic) == 20)
+        assert await again.backlog() == 0
+        assert not receiving.done(), "nothing is read again"
+    finally:
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        await again.close()
+
+
+def newest_offset(one: KafkaBridge, topic: str) -> int:
+    """Returns the offset after the newest record, as far as the consumer knows. It is negative at first."""
+    consumer = one._joined()
+    if not consumer.assigned:
+        return -1
+    offsets: tuple[int, int] = consumer._joined().get_watermark_offsets(TopicPartition(topic, 0), cached=True)
+    return offsets[1]
 
 
 async def eventually_async(one: KafkaBridge, expected: int) -> None:

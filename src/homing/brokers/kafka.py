@@ -601,7 +601,15 @@ class KafkaConsumer:
 
     def _backlog(self) -> int:
         client, unread = self._joined(), 0
-        for place in client.position([TopicPartition(*one) for one in self.assigned]):
+        places = client.position([TopicPartition(*one) for one in self.assigned])
+        # Where this member has read nothing yet, it begins at the offset that the group has committed.
+        if unread_places := [one for one in places if one.offset < 0]:
+            try:
+                committed = client.committed(unread_places, timeout=_POLL_S)
+            except KafkaException as error:
+                raise explain(error.args[0], self.group) from None
+            places = [one for one in places if one.offset >= 0] + committed
+        for place in places:
             low, high = client.get_watermark_offsets(place, cached=True)
             unread += max(0, high - max(low, place.offset))
         return unread

@@ -105,7 +105,7 @@ class SystemStatus(Struct, frozen=True, kw_only=True, rename="camel"):
     workers: tuple[WorkerStatus, ...]
     sinks: tuple[SinkStatus, ...]
     bridges: tuple[BridgeStatus, ...]
-    """Bridges of processes that have a worker, as they last reported them."""
+    """Bridges of processes that have a worker, as they last reported them, and those of this process."""
     timers: tuple[TimerStatus, ...]
     """Timers of processes that have a worker, as they last reported them, and those of this process."""
 

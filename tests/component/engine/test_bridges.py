@@ -212,17 +212,21 @@ async def test_a_message_that_breaks_intake_is_rejected_alone(
 
 
 class FailingFor(RecipientHook):
-    """A user's directory that cannot resolve some ids. After some calls, it can resolve none."""
+    """A user's directory that fails for some ids, always or at first. After some calls, it fails for all."""
 
-    def __init__(self, *failing: str, calls: int | None = None) -> None:
+    def __init__(self, *failing: str, calls: int | None = None, times: int = 10**6) -> None:
         super().__init__(lambda claims: {})
         self.failing = set(failing)
         self.calls_left = calls
+        self.failures_left = times
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
         if self.calls_left is not None:
             self.calls_left -= 1
-        if self.failing & set(ids) or (self.calls_left is not None and self.calls_left < 0):
+        if self.calls_left is not None and self.calls_left < 0:
+            raise ValueError("badly formed UUID")
+        if self.failing & set(ids) and self.failures_left:
+            self.failures_left -= 1
             raise ValueError("badly formed UUID")
         return {}
 
@@ -243,6 +247,37 @@ async def test_a_message_for_which_the_directory_fails_is_rejected_and_holds_up_
     assert bridge.broker.quarantined == {"m0": why, "m5": why}
     state = engine.snapshot().bridges["local"]
     assert (state.accepted, state.rejected, state.failures) == (7, 2, 0)
+
+
+async def test_a_message_is_not_rejected_if_the_directory_fails_for_it_now_and_then(
+    harness: EngineHarness,
+) -> None:
+    bridge, directory = LocalBridge(), FailingFor("u5", times=3)
+    for number in range(9):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    assert (await count(engine), bridge.broker.quarantined) == (9, {})
+
+
+async def test_many_such_messages_in_front_hold_up_no_others(harness: EngineHarness) -> None:
+    bridge, directory = LocalBridge(), FailingFor(*(f"u{number}" for number in range(80)))
+    for number in range(100):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    assert await count(engine) == 20
+    assert set(bridge.broker.quarantined) == {f"m{number}" for number in range(80)}
+
+
+async def test_a_directory_that_fails_for_everybody_is_asked_a_bounded_number_of_times(
+    harness: EngineHarness,
+) -> None:
+    bridge, directory = LocalBridge(), FailingFor(calls=0)
+    for number in range(500):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    await bridged(harness, bridge, directory=directory)
+    asked = -(directory.calls_left or 0)
+    assert asked > 0
+    assert asked % 19 == 0, "three of the first messages and sixteen others, each time"
 
 
 @pytest.mark.parametrize("calls", [0, 4], ids=["from the start", "during a batch"])

@@ -56,6 +56,22 @@ async def test_the_other_provider_that_an_outage_names_is_one_that_works(harness
     assert {one.provider: one.failed_over_to for one in email.troubles} == {"a": "c", "b": "c"}
 
 
+async def test_what_becomes_late_while_the_overview_is_read_does_not_fail_it(harness: EngineHarness) -> None:
+    engine = await harness.open({"mail": ScriptedProvider()})
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+
+    async def mail_arrives(operation: str) -> None:
+        if operation == "waiting_groups":
+            harness.store.on_call = None
+            await seconds(0.1)
+            await mail(engine)
+
+    harness.store.on_call = mail_arrives
+    found = await engine.overview()
+    assert found.of(Channel.EMAIL).late == 1
+    assert found.verdict.startswith("Email has no working provider: mail forced open")
+
+
 async def test_dead_letters_are_counted_in_the_overview(harness: EngineHarness) -> None:
     engine = await harness.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     await mail(engine)

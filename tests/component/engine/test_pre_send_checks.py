@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from homing import Delivery, Homing, HomingError, Outcome, OutcomeKind, Reason, Recipient, Status
+from homing.core.errors import StoreRejected
 from homing.core.lifecycle.claims import Claim
 from homing.core.ports.stores import Entry
 from homing.core.retry.decide import RecipientFacts
@@ -337,6 +338,59 @@ async def test_a_hook_that_fails_for_everybody_is_asked_a_bounded_number_of_time
     await seconds(4)
     assert (await engine.queue_counts())["pending"] == 200
     assert hook.asked <= 3 * 32, "the notifications are claimed in three batches"
+
+
+async def test_a_recipient_that_the_store_of_a_hook_refuses_delays_no_others(harness: EngineHarness) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            raise StoreRejected
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    bad, good = await mail(engine, to="bad@example.org"), await mail(engine)
+    engine.start_worker()
+    await seconds(2)
+    assert (await status(engine, bad), await status(engine, good)) == (Status.PENDING, Status.SENT)
+
+
+@pytest.mark.parametrize(
+    "bad", [range(0, 200, 5), range(40), range(160, 200)], ids=["every fifth", "the first", "the last"]
+)
+async def test_a_hook_that_fails_for_many_recipients_delays_no_others(
+    harness: EngineHarness, bad: range
+) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            raise KeyError("phone")
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    for n in range(200):
+        await mail(engine, to=f"{'bad' if n in bad else 'good'}{n}@example.org")
+        await seconds(0.01)  # they are claimed in this order
+    engine.start_worker()
+    await seconds(4)
+    assert {name: number for name, number in (await engine.queue_counts()).items() if number} == {
+        "pending": 40,
+        "sent": 160,
+    }
+
+
+async def test_a_hook_that_hangs_for_one_recipient_delays_others_for_a_while_only(
+    harness: EngineHarness,
+) -> None:
+    async def facts(claims: Sequence[Claim]) -> Any:
+        if any(claim.address.startswith("bad") for claim in claims):
+            await asyncio.sleep(HOUR)
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    for n in range(60):
+        await mail(engine, to=f"{'bad' if n == 30 else 'good'}{n}@example.org")
+    engine.start_worker()
+    await seconds(60)
+    counts = await engine.queue_counts()
+    assert (counts["pending"], counts["sent"]) == (1, 59)
 
 
 async def test_a_hook_that_fails_slowly_delays_a_batch_by_ten_seconds_at_most(harness: EngineHarness) -> None:

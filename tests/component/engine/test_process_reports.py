@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from homing import Homing
 from homing.core.lifecycle.due_times import DueTime
 from homing.core.notifications import Priority
+from homing.core.ports.stores import Entry
 from homing.core.system_status import BridgeStatus, TimerStatus
 from support.engine_harness import ADA, EngineHarness, mail, seconds
 from support.heap_timer import HeapTimer
@@ -64,6 +69,27 @@ async def test_a_busy_bridge_is_measured_too_and_a_failed_question_has_no_other_
     assert (seen.waiting, seen.status, seen.accepted, seen.failures) == (None, "ok", 1_200, 0)
 
 
+async def test_a_bridge_whose_backlog_hangs_is_not_asked_again_until_it_is_opened_again(
+    harness: EngineHarness,
+) -> None:
+    bridge = MeasuredBridge()
+    bridge.hangs.add("backlog")
+    engine = await harness.open(bridges={"local": bridge})
+    engine.bridges.start()
+    for number in range(9):
+        bridge.broker.publish(f"m{number}", MAIL)
+        await seconds(20)
+    assert bridge.calls.count("backlog") == 1
+    (seen,) = await bridges_of(engine)
+    assert (seen.waiting, seen.status, seen.accepted) == (None, "ok", 9)
+    bridge.hangs.clear()
+    bridge.fails["check"] = OSError("no connection")
+    await seconds(15)
+    bridge.fails.clear()
+    await seconds(30)
+    assert [one.waiting for one in await bridges_of(engine)] == [0]
+
+
 async def test_a_bridge_that_does_not_know_its_backlog_is_listed_without_it(harness: EngineHarness) -> None:
     engine = await harness.open(bridges={"local": LocalBridge()})
     engine.bridges.start()
@@ -104,6 +130,21 @@ async def test_a_process_without_bridges_and_timers_stores_no_report(harness: En
     await harness.open()
     await seconds(30)
     assert await harness.store.list_entries("*", "process") == ()
+
+
+async def test_a_report_of_another_release_that_cannot_be_read_hides_no_others(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "homing.worker")
+    other = await harness.open(working=False)
+    await harness.open(timers={"heap": HeapTimer()}, worker_name="host:7")
+    await seconds(15)
+    strange = Entry(
+        tenant="*", kind="process", key="host:8", value={"timers": {"heap": {"connected": "yes"}}}, version=-1
+    )
+    await harness.store.put([strange], who="homing")
+    assert await timers_of(other) == [("host:7", "heap", True)]
+    assert "the report of process host:8 cannot be read" in caplog.text
 
 
 async def timer_states(engine: Homing) -> list[TimerStatus]:

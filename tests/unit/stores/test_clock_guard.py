@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from homing.core.clock_steps import MAX_BELIEVED_STEP_MS, ClockStep
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, reclaim_bounds, steady_clock_ms
 
@@ -14,8 +16,9 @@ class Process:
 
     stored: ClockStep | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_record: bool = True) -> None:
         self.guard = ClockGuard()
+        self._may_record = may_record
 
     def transaction(self, clock_now: int, mono_ms: int, *, writable: bool = True) -> StoreTime:
         time = self.guard.check(clock_now, mono_ms, mono_ms)
@@ -23,7 +26,10 @@ class Process:
             return time
         found = self.guard.resolve(clock_now, mono_ms, mono_ms, Process.stored, writable=writable)
         if writable and (found.clear or found.record is not None):
-            Process.stored = found.record
+            if self._may_record:
+                Process.stored = found.record
+            else:
+                self.guard.keep_unrecorded(found.record)
         return found.time
 
 
@@ -162,6 +168,19 @@ def test_a_second_step_is_not_believed_if_its_record_was_rolled_back_and_that_of
     assert process.transaction(START + 23_000 + 90_000, 23_000).now == START + 23_000
     assert Process.stored is not None
     assert (Process.stored.correction_ms, Process.stored.suspected_at) == (-90_000, START + 23_000)
+
+
+LONG_AGO = ClockStep(correction_ms=-DAY, suspected_at=START - 2 * DAY, renewed_at=START - 2 * DAY)
+
+
+@pytest.mark.parametrize("earlier", [None, LONG_AGO], ids=["no record", "an earlier step"])
+def test_a_process_that_may_not_record_a_step_believes_it_after_ten_minutes_too(
+    earlier: ClockStep | None,
+) -> None:
+    Process.stored, process = earlier, Process(may_record=False)
+    process.transaction(START, 0)
+    assert run(process, DAY, 1_000, 600_000).now == START + 600_000
+    assert run(process, DAY, 601_000, 602_000).now == START + 602_000 + DAY
 
 
 def test_a_reading_transaction_gets_the_corrected_time_and_leaves_the_record_to_a_writing_one() -> None:

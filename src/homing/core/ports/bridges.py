@@ -100,7 +100,8 @@ class SupportsBacklog(Protocol):
         """Returns the number of messages that have not become notifications yet, as far as it is known.
 
         Called every 10 s, like the other methods never while another one runs, except while `receive` waits.
-        An error has no consequence but that the number is unknown.
+        An error has no consequence but that the number is unknown. If there is no answer within 5 s, it is
+        not called again until the bridge was opened again.
         """
 
 

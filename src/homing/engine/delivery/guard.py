@@ -32,6 +32,7 @@ from homing.core.routing.rate_limits import (
     recipient_bucket,
     tenant_bucket,
 )
+from homing.engine.isolation import may_concern_item
 from homing.engine.plug_in_calls import call_within
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import STORE_PAUSE_MS
@@ -44,7 +45,7 @@ _TIMEOUT_MS = 10_000
 """Time that the directory has for the claims of a batch, over all calls."""
 
 _MAX_CALLS = 32
-"""Maximum number of calls of the directory for the claims of a batch."""
+"""Maximum number of calls of the directory for the claims of a batch, unless one of them succeeds."""
 
 _RETRY_TIMEOUT_MS = 2_000
 """Time that the directory has to answer after failed attempts. Their settlements wait meanwhile."""
@@ -58,22 +59,26 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     """Returns the directory's facts about the recipients of claims, by notification id.
 
     If the directory fails, hangs or returns invalid facts, the facts postpone the notifications. It may fail
-    because of a single recipient, so it is then asked again about each half of the claims, and so on.
+    because of single recipients, so it is then asked again about each half of the claims, and so on. If its
+    store is unavailable, it is not asked again.
     """
     loop = asyncio.get_running_loop()
-    until, calls = loop.time() + _TIMEOUT_MS / 1000, 0
+    until, calls, works = loop.time() + _TIMEOUT_MS / 1000, 0, False
     facts: dict[str, RecipientFacts] = {}
     failed: list[Claim] = []
     error: Exception | None = None
     parts = deque([claims])
     while parts:
-        part = parts.popleft()
-        if calls == _MAX_CALLS or isinstance(error, StoreError) or (calls and loop.time() >= until):
+        # Large and small parts in turns: the recipients at fault may be next to each other or far apart.
+        part = parts.pop() if calls % 2 else parts.popleft()
+        is_over = (calls >= _MAX_CALLS and not works) or (calls and loop.time() >= until)
+        if is_over or (error is not None and not may_concern_item(error)):
             failed += part
             continue
         calls += 1
         try:
             facts.update(await _ask_directory(directory, part, round((until - loop.time()) * 1000)))
+            works = True
         except Exception as raised:  # user code may raise anything
             error, middle = raised, len(part) // 2
             if middle:
@@ -86,7 +91,10 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
             len(failed),
             redact(str(error) or type(error).__name__),
         )
-        facts.update(dict.fromkeys((one.id for one in failed), RecipientFacts(postpone_ms=_POSTPONE_MS)))
+        # Until different times: one for which the directory hangs would be claimed with all others again.
+        for index, one in enumerate(failed):
+            spread_ms = _POSTPONE_MS * index // len(failed)
+            facts[one.id] = RecipientFacts(postpone_ms=_POSTPONE_MS + spread_ms)
     return facts
 
 

@@ -234,6 +234,8 @@ class _BridgeRunner:
         self._pause_ms = _FIRST_PAUSE_MS
         self._measured_ms = -1000 * _CHECK_INTERVAL_S
         """Monotonic time of the last question for the backlog."""
+        self._backlog_hangs = False
+        """True if the backlog was not known in time since the bridge was opened. It is not asked for then."""
         self.state = BridgeState(status=_NOT_STARTED)
 
     @property
@@ -290,6 +292,7 @@ class _BridgeRunner:
         try:
             await call_within(self._bridge.open, 1000 * _CALL_TIMEOUT_S)
             self._report("ok")
+            self._backlog_hangs = False
             while messages := await self._receive():
                 handled = await self._accept(messages)
                 await call_within(partial(self._bridge.acknowledge, handled), 1000 * _CALL_TIMEOUT_S)
@@ -322,12 +325,14 @@ class _BridgeRunner:
     async def _measure(self) -> None:
         """Asks the bridge how many messages wait at their source. A failure has no other consequence."""
         self._measured_ms = self._clock.monotonic_ms()
-        if not isinstance(self._bridge, SupportsBacklog):
+        if not isinstance(self._bridge, SupportsBacklog) or self._backlog_hangs:
             return
         waiting = None
         try:
             waiting = int(await call_within(self._bridge.backlog, 1000 * _CHECK_TIMEOUT_S))
         except Exception as error:  # a bridge may raise anything, or hang
+            took_ms = self._clock.monotonic_ms() - self._measured_ms
+            self._backlog_hangs = took_ms >= 1000 * _CHECK_TIMEOUT_S
             log.debug("the backlog of bridge %s is not known: %s", self._name, type(error).__name__)
         self.state = replace(self.state, waiting=waiting)
 
@@ -441,8 +446,9 @@ def _was_directory_asked(message: BridgeMessage, one: PreparedRequest | HomingEr
 
 
 def _directory_rejection(bridge: str, error: DirectoryFailed) -> HomingError:
-    log.warning("a message of bridge %s is rejected, because %s", bridge, error)
-    return HomingError(f"the recipient directory {error.problem} for this message")
+    why = f"the recipient directory {error.problem} for this message"
+    log.warning("a message of bridge %s is rejected: %s", bridge, why)
+    return HomingError(why)
 
 
 def _rejection(bridge: str, error: Exception) -> HomingError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,7 +26,17 @@ MAX_DEVICES = 10
 _DIRECTORY_TIMEOUT_MS = 10_000
 
 _MAX_FAILURES = 3
-"""After this many failures without a success, `prepare_each` gives up."""
+"""After this many failures without a success, `prepare_each` tries some of the later items."""
+
+_MAX_PROBES = 16
+"""Maximum number of later items that are tried."""
+
+_MAX_REPEATS = 3
+"""How often an item is prepared again, each time after a success for another one, before it is rejected. A
+directory may fail now and then. There are fewer repeats if they take more than ten seconds."""
+
+_SEARCH_MS = 3 * _DIRECTORY_TIMEOUT_MS
+"""Time after which `prepare_each` gives up if there was no success yet, such as while the directory hangs."""
 
 _T = TypeVar("_T")
 
@@ -117,8 +128,11 @@ async def prepare_each(
     `DirectoryFailed` if no other item shows that the directory works. `was_asked` returns True if the
     directory was asked about an item with this result.
     """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SEARCH_MS / 1000
     found: list[_R | DirectoryFailed] = []
     unexplained: dict[int, DirectoryFailed] = {}
+    works = False
     for index, item in enumerate(items):
         one: _R | DirectoryFailed
         try:
@@ -127,17 +141,38 @@ async def prepare_each(
             control = _find_control(items, found, was_asked)
             if control is None:
                 unexplained[index] = one = error
-                if len(unexplained) == _MAX_FAILURES:
-                    raise
+                if len(unexplained) >= _MAX_FAILURES:
+                    works = works or await _works_for_any(items[index + 1 :], until, prepare, was_asked)
+                    if not works or loop.time() >= until:
+                        raise
             else:
-                one = await _prepare_again(item, control, prepare)
+                one = await _prepare_again(item, control, error, prepare)
         found.append(one)
     for index, failure in unexplained.items():
         control = _find_control(items, found, was_asked)
         if control is None:
             raise failure
-        found[index] = await _prepare_again(items[index], control, prepare)
+        found[index] = await _prepare_again(items[index], control, failure, prepare)
     return found
+
+
+async def _works_for_any(
+    items: Sequence[_T],
+    until: float,
+    prepare: Callable[[_T], Awaitable[_R]],
+    was_asked: Callable[[_T, _R], bool],
+) -> bool:
+    """Returns True if the directory works for one of these items. Tries some that are spread over all."""
+    loop = asyncio.get_running_loop()
+    for item in items[:: len(items) // _MAX_PROBES + 1]:
+        if loop.time() >= until:
+            return False
+        try:
+            if was_asked(item, await prepare(item)):
+                return True
+        except DirectoryFailed:
+            continue
+    return False
 
 
 def _find_control(
@@ -151,17 +186,22 @@ def _find_control(
 
 
 async def _prepare_again(
-    item: _T, control: _T, prepare: Callable[[_T], Awaitable[_R]]
+    item: _T, control: _T, failure: DirectoryFailed, prepare: Callable[[_T], Awaitable[_R]]
 ) -> _R | DirectoryFailed:
     """Prepares an item again for which the directory has failed, and returns the result or the error.
 
     Raises `DirectoryFailed` if the directory fails for `control` as well, for which it worked before.
     """
-    await prepare(control)
-    try:
-        return await prepare(item)
-    except DirectoryFailed as error:
-        return error
+    loop = asyncio.get_running_loop()
+    until, repeats = loop.time() + _DIRECTORY_TIMEOUT_MS / 1000, 0
+    while repeats < _MAX_REPEATS and loop.time() < until:
+        repeats += 1
+        await prepare(control)
+        try:
+            return await prepare(item)
+        except DirectoryFailed as error:
+            failure = error
+    return failure
 
 
 def expand_devices(recipient: Recipient, channel: Channel, devices: DeviceTokens) -> Sequence[Recipient]:

@@ -190,11 +190,12 @@ class Commands:
         """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
         The oldest notification comes first. A resend or retry stops if any provider on the routes of its
-        notifications has an open breaker. Skips synchronous notifications, requests that were never accepted,
-        which can only be resent one by one, and notifications that changed after `as_of`. An interrupted run
-        can therefore be repeated with the same `as_of` without changing any notification twice. The default
-        of `as_of` is the start of the call for a resend, which would otherwise reach the notifications that
-        it has created, and no limit for other commands.
+        notifications has an open breaker, or if no provider of a route works. Skips synchronous
+        notifications, requests that were never accepted, which can only be resent one by one, and
+        notifications that changed after `as_of`. An interrupted run can therefore be repeated with the same
+        `as_of` without changing any notification twice. The default of `as_of` is the start of the call for a
+        resend, which would otherwise reach the notifications that it has created, and no limit for other
+        commands.
         """
         name = enum_member(CommandName, name, "command")
         if name is CommandName.RESOLVE:

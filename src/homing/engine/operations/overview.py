@@ -91,13 +91,13 @@ class OverviewOperations:
         """Returns what is wrong in one sentence, and per channel the rate, success, lateness and backlog."""
         backend, tenant = self._backend, self._tenant
         await self._breakers.try_refresh()
-        now = moment(await backend.now_ms())
         minutes = await backend.minute_roll_ups(tenant, since_ms=_HOUR_MS)
         quarters = await backend.minute_roll_ups(tenant, since_ms=24 * _HOUR_MS, step_ms=_QUARTER_MS)
         waiting = await backend.waiting_groups(tenant, limit=_COUNTED)
         tallies = await backend.tallies(tenant)
         live = await count_live_workers(backend)
         splits = await self._splits.in_force()
+        now = moment(await backend.now_ms())  # read last, so that nothing is late since a time after it
         channels = tuple(
             build_channel(
                 channel,

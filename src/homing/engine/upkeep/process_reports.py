@@ -72,8 +72,12 @@ class ProcessReports:
         """Returns the bridges and timers of all processes. Those of this process are current."""
         now, reports = await self._backend.now_ms(), dict[str, tuple[int, ProcessReport]]()
         for entry in await self._backend.list_entries(EVERY_TENANT, _PROCESS, limit=_MOST_PROCESSES):
-            if now - entry.updated_at < FORGOTTEN_AFTER_MS:
+            if now - entry.updated_at >= FORGOTTEN_AFTER_MS:
+                continue
+            try:
                 reports[entry.key] = entry.updated_at, msgspec.convert(entry.value, ProcessReport)
+            except msgspec.ValidationError as error:  # of another release
+                log.info("the report of process %s cannot be read: %s", entry.key, error)
         reports[self._name] = now, self._describe()
         bridges, timers = list[BridgeStatus](), list[TimerStatus]()
         for process, (at, report) in sorted(reports.items()):

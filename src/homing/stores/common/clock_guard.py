@@ -88,6 +88,11 @@ class ClockGuard:
         """Monotonic time at which the record was last read."""
         self._has_record = True
         """False if there is no record that this process can read. The clock is believed then."""
+        self._may_record = True
+        """False once this process could not write a record, because it may not.
+
+        A missing or older record then means nothing.
+        """
 
     def check(self, clock_now: int, asked_ms: int, answered_ms: int) -> StoreTime | None:
         """Returns the time of a transaction, or None if `resolve` has to be called with the stored record.
@@ -154,7 +159,7 @@ class ClockGuard:
     def keep_unrecorded(self, step: ClockStep | None) -> None:
         """Goes on by a step that this process may not write into the store. Others do that."""
         with self._lock:
-            self._step = step
+            self._step, self._may_record = step, False
 
     def correct(self, clock_now: int) -> int:
         """Returns a time of the store's clock, corrected by the suspected step that this process knows of.
@@ -196,7 +201,10 @@ class ClockGuard:
             # The transaction that wrote it has failed, or another process saw the clock set twice since. That
             # process has replaced the record, or removed it because the clock showed the old time meanwhile.
             step = own.renewed(clock_now)
-            if stored is None or own.suspected_at < stored.suspected_at <= step.renewed_at:
+            is_removed = stored is None and self._may_record
+            if is_removed or (
+                stored is not None and own.suspected_at < stored.suspected_at <= step.renewed_at
+            ):
                 step = replace(step, suspected_at=step.renewed_at)
             return ResolvedTime(StoreTime(step.corrected(clock_now)), step), _unconfirmed(step)
         if stored is not None and stored.is_settling(clock_now):
@@ -204,12 +212,12 @@ class ClockGuard:
         return ResolvedTime(StoreTime(clock_now)), None
 
     def _is_unrecorded(self, stored: ClockStep | None, clock_now: int, answered_ms: int) -> bool:
-        """Returns True if the stored record is older than the step that this process knows of.
+        """Returns True if the stored record is older than a step that this process should have recorded.
 
         The transaction that wrote the step has failed, and the record of an earlier step is still there.
         """
         own = self._step
-        if own is None or stored is None or own.suspected_at <= stored.suspected_at:
+        if own is None or stored is None or own.suspected_at <= stored.suspected_at or not self._may_record:
             return False
         return self._is_fresh(answered_ms) and own.is_current(clock_now)
 

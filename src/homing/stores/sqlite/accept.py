@@ -94,7 +94,7 @@ class _SqliteIntake(SubmissionIntake):
         # One statement: each takes a few microseconds, of which a transaction with one notification has 300.
         before = tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(ids_to_look_up(batch)))
         self.seq, sinks, stored = _decode_before(before)
-        tx.know_sinks(sinks)
+        tx.set_sinks(sinks)
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.kinds: dict[tuple[Any, ...], _Kind] = {}

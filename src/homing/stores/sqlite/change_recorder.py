@@ -98,7 +98,7 @@ class _RollUps:
             return
         # Rows with the sums of another minute are unchanged, and those that were changed have this minute.
         stale = tx.one(_STALE_MINUTES, hour_at, minute_at, encode(list(totals)))
-        _MINUTES.run(tx, hour_at, minute_at, stale)
+        tx.run(_KEEP_MINUTES, hour_at, minute_at, stale)
         tx.run(_BEGIN_MINUTES, hour_at, minute_at, stale)
         left = {tuple(key) for key in decode(stale)}
         statement.run(tx, [row for key, row in zip(totals, rows, strict=True) if key in left])
@@ -107,14 +107,14 @@ class _RollUps:
         """Returns the names of the numbers in a row of the statement, and the statement."""
         hours = tuple(name for name in SUMS if name in given)
         minutes = tuple(name for name in MINUTE_SUMS if name in given)
-        columns = (*hours, *map(of_minute, minutes))
+        columns = (*hours, *map(minute_column, minutes))
         added = ", ".join(f"{name} = {name} + excluded.{name}" for name in columns)
         tail = f" ON CONFLICT DO UPDATE SET {added} WHERE minute_at = excluded.minute_at"
         statement = build_insert("homing_roll_ups", (*ROLL_UP_KEY, "minute_at", *columns), tail)
         return (*hours, *minutes), statement
 
 
-def of_minute(name: str) -> str:
+def minute_column(name: str) -> str:
     """Returns the column of `homing_roll_ups` that has this sum for the newest minute alone."""
     return f"minute_{name}"
 
@@ -133,25 +133,17 @@ FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES}
 
 _KEEP_MINUTES = f"""
 INSERT INTO homing_minute_roll_ups ({", ".join((*MINUTE_KEY, *MINUTE_SUMS))})
-SELECT {", ".join(f"r.{name}" for name in (*MINUTE_KEY, *map(of_minute, MINUTE_SUMS)))}
+SELECT {", ".join(f"r.{name}" for name in (*MINUTE_KEY, *map(minute_column, MINUTE_SUMS)))}
 FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES} WHERE r.minute_at > 0
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_SUMS)}
 """  # noqa: S608
-"""A minute is there already if the clock was set back, or if the previous release has counted in it."""
+"""Copies the sums of minutes that have ended to rows of their own.
 
-
-class _FinishedMinutes:
-    """Moves the sums of finished minutes to a row of their own."""
-
-    def run(self, tx: SqliteTransaction, hour_at: int, minute_at: int, stale: str) -> None:
-        """Copies the sums of the rows with the `stale` keys, as JSON, whose minute is not `minute_at`."""
-        tx.run(_KEEP_MINUTES, hour_at, minute_at, stale)
-
-
-_MINUTES = _FinishedMinutes()
+A minute is there already if the clock was set back, or if the previous release has counted in it.
+"""
 
 _BEGIN_MINUTES = f"""
-UPDATE homing_roll_ups SET minute_at = ?2, {", ".join(f"{of_minute(name)} = 0" for name in MINUTE_SUMS)}
+UPDATE homing_roll_ups SET minute_at = ?2, {", ".join(f"{minute_column(name)} = 0" for name in MINUTE_SUMS)}
 FROM json_each(?3) AS k
 WHERE hour_at = ?1 AND tenant = json_extract(k.value, '$[0]')
   AND channel = json_extract(k.value, '$[1]') AND provider = json_extract(k.value, '$[2]')
@@ -160,7 +152,7 @@ WHERE hour_at = ?1 AND tenant = json_extract(k.value, '$[0]')
 ALL_MINUTES = f"""(
   SELECT {", ".join((*MINUTE_KEY, *MINUTE_SUMS))} FROM homing_minute_roll_ups WHERE minute_at > {{after}}
   UNION ALL
-  SELECT {", ".join((*MINUTE_KEY, *map(of_minute, MINUTE_SUMS)))} FROM homing_roll_ups
+  SELECT {", ".join((*MINUTE_KEY, *map(minute_column, MINUTE_SUMS)))} FROM homing_roll_ups
   WHERE hour_at > {{after}} - {HOUR_MS} AND minute_at > {{after}})"""  # noqa: S608
 """SQL for the sums of all minutes after a time. The same minute may occur more than once."""
 

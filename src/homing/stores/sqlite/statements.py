@@ -55,7 +55,7 @@ class SqliteTransaction:
             self._sinks = read_sink_book(self.one(SINKS))
         return self._sinks
 
-    def know_sinks(self, text: str | None) -> None:
+    def set_sinks(self, text: str | None) -> None:
         """Sets the registered sinks to the result of `SINKS`, which another statement has read."""
         self._sinks = read_sink_book(text)
 
