@@ -286,7 +286,32 @@ class Intake:
                 if completed[index] is not requests[index]:  # recognized by what the caller has given
                     request = replace(request, channel=None)
                 done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
+        if self._spool is not None and not self._spool.is_empty:
+            done |= await self._spooled(self._spool, done)
         return [done[index] for index in range(len(requests))]
+
+    async def _spooled(
+        self, spool: Spool, prepared: Mapping[int, PreparedRequest | InvalidRequest]
+    ) -> dict[int, RepeatedRequest]:
+        """Returns the results of those requests that still wait in the spool.
+
+        If a repeated request was stored before the spooled one, the ids of the latter would never exist.
+        """
+        keyed = {
+            index: (one.tenant, one.idempotency_key, one)
+            for index, one in prepared.items()
+            if isinstance(one, Submission) and one.idempotency_key is not None
+        }
+        if not keyed:
+            return {}
+        known = await spool.known_requests({(tenant, key) for tenant, key, _ in keyed.values()})
+        return {
+            index: RepeatedRequest(
+                tenant, key, one.notifications[0].mode, first.answer(one.fingerprint), "spooled"
+            )
+            for index, (tenant, key, one) in keyed.items()
+            if (first := known.get((tenant, key))) is not None
+        }
 
     async def _with_channel(
         self, tenant: str, request: SendRequest | InvalidRequest
