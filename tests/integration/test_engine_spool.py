@@ -19,6 +19,8 @@ from homing import (
     HomingError,
     IdempotencyConflict,
     InvalidRequest,
+    Rejection,
+    SendResult,
     Status,
     StoreUnavailable,
 )
@@ -282,6 +284,28 @@ async def test_a_repeat_with_the_same_key_is_the_same_request(engine: Homing, st
     await engine.process()
     assert await store.count() == 1
     assert again.notification_ids == first.notification_ids
+
+
+@pytest.mark.parametrize("way", ["send", "send_many"])
+async def test_a_repeat_gets_the_ids_of_the_spooled_request_although_the_store_is_back(
+    engine: Homing, store: UnreliableStore, way: str
+) -> None:
+    fields: dict[str, Any] = {"channel": "email", "body": "Hi", "idempotency_key": "k"}
+    store.away = True
+    first = await engine.send(ADA, if_unavailable="spool", **fields)
+    store.away = False
+    if way == "send":
+        again: SendResult | Rejection = await engine.send(ADA, **fields)
+        with pytest.raises(IdempotencyConflict):
+            await engine.send(ADA, **{**fields, "body": "Bye"})
+    else:
+        request = {"recipient": ADA, "channel": "email", "content": {"body": "Hi"}, "idempotency_key": "k"}
+        (again,) = [one async for one in engine.send_many([request])]
+    assert isinstance(again, SendResult)
+    assert (again.batch_id, again.notification_ids) == (first.batch_id, first.notification_ids)
+    await engine.process()
+    assert (await engine.get(first.id)).status is Status.SENT
+    assert await store.count() == 1
 
 
 @pytest.mark.parametrize("worker", [False, True])

@@ -196,6 +196,13 @@ class RecipientHook:
         return answer  # type: ignore[no-any-return]
 
 
+class Silent(Exception):
+    """An exception of a user that raises another one instead of describing itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
 def serving(name: str, provider: Any, *channels: str, **options: Any) -> Listed:
     """Returns a provider for these channels (default: email) with its settings."""
     return list_provider(name, provider, channels or ("email",), **options)

@@ -37,6 +37,17 @@ def printable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
+def text_of(value: object) -> str:
+    """Returns the text of an exception or another value of a plug-in, or the name of its type if that fails.
+
+    A class of the user may raise an exception when its text is read.
+    """
+    try:
+        return printable(str(value))
+    except Exception:
+        return type(value).__name__
+
+
 class HomingError(Exception):
     """Something went wrong in Homing."""
 

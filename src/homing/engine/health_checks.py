@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
+from homing.core.errors import text_of
 from homing.core.ports.diagnosis import SupportsDiagnosis
 from homing.core.redaction import redact
 from homing.engine.delivery.attempts import sanitize_text
@@ -33,8 +34,8 @@ async def diagnose(plug_in: object) -> Diagnosis:
         found = await call_within(plug_in.diagnose, 1000 * CHECK_TIMEOUT_S)
     except Exception as error:  # a diagnosis may raise anything
         given = getattr(error, "advice", None)
-        return Diagnosis(False, _describe(error), None if given is None else _one_line(str(given)))
-    return Diagnosis(True, _one_line(str(found)) or "usable")
+        return Diagnosis(False, _describe(error), None if given is None else _one_line(text_of(given)))
+    return Diagnosis(True, _one_line(text_of(found)) or "usable")
 
 
 async def find_problem(check: Callable[[], Awaitable[bool]]) -> str:
@@ -49,7 +50,7 @@ async def find_problem(check: Callable[[], Awaitable[bool]]) -> str:
 def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {CHECK_TIMEOUT_S} s"
-    return _one_line(str(error)) or type(error).__name__
+    return _one_line(text_of(error)) or type(error).__name__
 
 
 def _one_line(text: str) -> str:

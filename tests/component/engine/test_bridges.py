@@ -132,6 +132,27 @@ async def test_attempts_and_tenant_of_a_message_are_kept(harness: EngineHarness)
     assert (notification.attempt_count, notification.last_error) == (2, "503 from the old system")
 
 
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        ("503\x00\r\nfrom \ud800", "503 from \\ud800"),
+        ("x" * 200_000, "x" * 2_000),
+        (503, "503"),
+        (b"no", "b'no'"),
+    ],
+    ids=["control characters", "long", "number", "bytes"],
+)
+async def test_the_error_of_another_system_is_stored_as_one_line_of_limited_length(
+    harness: EngineHarness, error: Any, kept: str
+) -> None:
+    bridge = LocalBridge()
+    engine = await bridged(harness, bridge, rules=steady())
+    bridge.broker.publish("m1", mail(attempts=1, last_error=error))
+    await asyncio.sleep(0.1)
+    [notification] = (await engine.list()).items
+    assert (notification.last_error, bridge.broker.quarantined) == (kept, {})
+
+
 @pytest.mark.parametrize("most", [None, 3])
 async def test_a_message_whose_attempts_are_used_up_becomes_a_dead_letter_at_once(
     harness: EngineHarness, most: int | None

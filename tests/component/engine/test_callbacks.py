@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
+from homing import (
+    Callback,
+    CallbackRefused,
+    CallbackUnreadable,
+    Delivery,
+    Homing,
+    InvalidRequest,
+    Outcome,
+)
 from homing.core.errors import StoreUnavailable
 from homing.core.lifecycle.receipts import ParsedCallback, ReceiptEvent
 from homing.core.notifications import Reason, Status
@@ -19,7 +27,7 @@ from homing.core.retry.policy import BounceFailover
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualLoop
 from support.callback_provider import LOST_ANSWER, CallbackProvider, event_about, signed_callback
-from support.engine_harness import ADA, EngineHarness, mail, seconds, serving, status, steady
+from support.engine_harness import ADA, EngineHarness, K, Silent, mail, seconds, serving, status, steady
 
 E = ReceiptEvent
 HOLD = steady(on_timeout="hold")
@@ -317,6 +325,58 @@ async def test_an_invalid_class_or_delay_is_ignored(harness: EngineHarness) -> N
     ).applied == 1
     await seconds(11)
     assert len(postman.sent) == 2
+
+
+async def test_an_event_and_a_class_may_be_given_by_name(harness: EngineHarness) -> None:
+    class Named(CallbackProvider):
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
+            heard = super().handle_callback(callback, now_ms)
+            names: Any = [
+                {"event": one.event.value, "outcome": None if one.outcome is None else one.outcome.value}
+                for one in heard.receipts
+            ]
+            receipts = (replace(one, **n) for one, n in zip(heard.receipts, names, strict=True))
+            return replace(heard, receipts=tuple(receipts))
+
+    postman = Named("post")
+    engine = await harness.open({"post": postman})
+    for _ in range(2):
+        await mail(engine)
+    await seconds(1)
+    first, second = postman.sent
+    events = [event_about(first, E.DELIVERED), event_about(second, E.FAILED, outcome=K.BAD_CONTENT)]
+    assert (await engine.handle_callback("post", signed_callback(events))).applied == 2
+    assert await status(engine, first.notification_id) is Status.DELIVERED
+    assert await status(engine, second.notification_id) is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"retry_after_ms": True}, {"error": Silent()}, {"error_code": 550}, {"outcome": Silent()}],
+    ids=str,
+)
+async def test_an_odd_value_of_an_early_event_does_not_prevent_the_settlement(
+    harness: EngineHarness, odd: Any
+) -> None:
+    class Early(CallbackProvider):
+        """Reports each attempt before it answers."""
+
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
+            heard = super().handle_callback(callback, now_ms)
+            return replace(heard, receipts=tuple(replace(one, **odd) for one in heard.receipts))
+
+        async def send(self, delivery: Delivery) -> Outcome:
+            outcome = await super().send(delivery)
+            if delivery.attempt == 1:
+                await engine.handle_callback("post", signed_callback([event_about(delivery, E.FAILED)]))
+            return outcome
+
+    postman = Early("post")
+    engine = await harness.open({"post": postman}, rules=steady())
+    id = await mail(engine)
+    await seconds(15)
+    found = await engine.get(id)
+    assert (found.status, found.attempt_count, len(postman.sent)) == (Status.SENT, 2, 2)
 
 
 @pytest.mark.parametrize(

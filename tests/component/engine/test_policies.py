@@ -463,6 +463,34 @@ async def test_explain_shows_what_is_spent_and_how_many_moves_were_made(harness:
     assert (await engine.get(id)).provider_names == ("one", "two", "two")
 
 
+async def test_explain_names_no_attempt_that_the_rule_in_force_no_longer_allows(
+    harness: EngineHarness,
+) -> None:
+    providers = {"one": ScriptedProvider("one", usual=K.TRANSIENT), "two": ScriptedProvider("two")}
+    engine = await harness.open({"one": providers["one"]}, rules=steady(max_attempts=5))
+    id = await mail(engine)
+    await seconds(15)
+    await engine.policies.set(patience("steady", max_attempts=1, base_ms=10_000), who="ada")
+    told = await engine.explain(id)
+    assert told.next_step == "becomes a dead letter at 2025-06-15T15:07:00+00:00: the only attempt was made"
+    await seconds(15)
+    found = await engine.get(id)
+    assert (found.status, found.reason, found.attempt_count) == (Status.FAILED, Reason.RETRIES_EXHAUSTED, 2)
+
+
+async def test_explain_names_no_move_after_the_last_attempt_if_moves_wait_for_the_backoff(
+    harness: EngineHarness,
+) -> None:
+    first, second = ScriptedProvider("one", usual=K.TRANSIENT), ScriptedProvider("two")
+    rules = steady(max_attempts=2, failover_after=2, failover_wait="backoff")
+    engine = await harness.open({"one": first, "two": second}, rules=rules)
+    id = await mail(engine)
+    await seconds(1)
+    assert (await engine.explain(id)).next_step.endswith(" goes to one")
+    await seconds(30)
+    assert (await engine.get(id)).provider_names == ("one", "one")
+
+
 @pytest.mark.parametrize(
     ("outcome", "rule", "verdict", "next_step"),
     [

@@ -21,6 +21,7 @@ from support.engine_harness import (
     EngineHarness,
     K,
     RecipientHook,
+    Silent,
     TimedProvider,
     mail,
     seconds,
@@ -182,7 +183,7 @@ async def test_the_directory_is_asked_once_for_all_failed_pushes_of_a_settled_ba
     assert await status(engine, letter) is Status.RETRYING
 
 
-@pytest.mark.parametrize("failure", ["raises", "hangs", "nonsense"])
+@pytest.mark.parametrize("failure", ["raises", "raises without a text", "hangs", "nonsense"])
 async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
     harness: EngineHarness, failure: str
 ) -> None:
@@ -197,6 +198,8 @@ async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
             await asyncio.sleep(HOUR)
         if failure == "raises":
             raise RuntimeError("down")
+        if failure == "raises without a text":
+            raise Silent
         return "nonsense"
 
     provider = TimedProvider(script=[K.TRANSIENT])
@@ -307,10 +310,13 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHa
     assert len((await engine.history(id)).attempts) == 1
 
 
-async def test_a_hook_that_fails_for_some_recipients_delays_no_others(harness: EngineHarness) -> None:
+@pytest.mark.parametrize("error", [ValueError("badly formed UUID"), Silent()], ids=["text", "no text"])
+async def test_a_hook_that_fails_for_some_recipients_delays_no_others(
+    harness: EngineHarness, error: Exception
+) -> None:
     def facts(claims: Sequence[Claim]) -> Any:
         if any(claim.address.startswith("bad") for claim in claims):
-            raise ValueError("badly formed UUID")
+            raise error
         return {c.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
     hook = RecipientHook(facts)
@@ -325,6 +331,31 @@ async def test_a_hook_that_fails_for_some_recipients_delays_no_others(harness: E
     assert await status(engine, skipped) is Status.SKIPPED
     assert (await engine.queue_counts())["sent"] == 60
     assert hook.asked <= 24
+
+
+async def test_facts_may_have_the_values_of_their_json_form(harness: EngineHarness) -> None:
+    named: dict[str, dict[str, Any]] = {
+        "skipped@example.org": {"skip": "UNSUBSCRIBED"},
+        "quiet@example.org": {"quiet_hours": {"start_ms": 0, "end_ms": 86_399_999}},
+        "later@example.org": {"postpone_ms": 60_000, "postpone_reason": "QUIET_HOURS"},
+        "odd@example.org": {"quiet_hours": {"from": "22:00"}},
+    }
+
+    def facts(claims: Sequence[Claim]) -> Any:
+        return {c.id: RecipientFacts(**named[c.address]) for c in claims if c.address in named}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    ids = [await mail(engine, to=to) for to in (*named, ADA)]
+    engine.start_worker()
+    await seconds(2)
+    found = [await engine.get(id) for id in ids]
+    assert [(one.status, one.reason) for one in found] == [
+        (Status.SKIPPED, Reason.UNSUBSCRIBED),
+        (Status.PENDING, Reason.QUIET_HOURS),
+        (Status.PENDING, Reason.QUIET_HOURS),
+        (Status.PENDING, None),
+        (Status.SENT, None),
+    ]
 
 
 async def test_a_hook_that_fails_for_everybody_is_asked_a_bounded_number_of_times(

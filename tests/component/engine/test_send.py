@@ -25,6 +25,7 @@ from homing.core.errors import TemplateNotFound
 from homing.core.notifications import Content, Mode
 from homing.core.ports.plug_ins import Rendered
 from homing.core.ports.stores import Entry
+from homing.engine.plug_in_calls import PlugInExit
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import START_MS
 from support.engine_harness import (
@@ -340,12 +341,59 @@ async def test_texts_of_the_renderer_are_stored_as_plain_text(harness: EngineHar
             content = replace(
                 rendered.content, subject=Safe(rendered.content.subject), html=Safe("<b>Hi</b>")
             )
-            return replace(rendered, content=content)
+            return replace(rendered, content=content, locale=Safe("de-DE"), version=Safe("7"))
 
     engine = await idle(harness, renderer=SafeTemplates())
     sent = await engine.send(ADA, channel="email", template_key="greeting", data={"name": "Ada"})
-    found = (await engine.get(sent.id)).content
-    assert (found.subject, found.html) == ("Hi Ada", "<b>Hi</b>")
+    found = await engine.get(sent.id)
+    assert (found.content.subject, found.content.html) == ("Hi Ada", "<b>Hi</b>")
+    assert (found.locale, found.template_version) == ("de-DE", "7")
+
+
+def rendered(**fields: Any) -> Any:
+    """Returns what a careless renderer may return."""
+    return Rendered(**{"content": Content(body="Hi"), "locale": None, **fields})
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (None, "the renderer returned a NoneType instead of Rendered"),
+        ("Hi", "the renderer returned a str instead of Rendered"),
+        (rendered(locale=7), "the renderer returned a locale of type int; it must be text"),
+        (rendered(version=7), "the renderer returned a version of type int; it must be text"),
+        (rendered(locale="\ud800"), "locale: has a NUL or an unpaired surrogate"),
+        (rendered(version="1\x00"), "version: has a NUL or an unpaired surrogate"),
+    ],
+)
+async def test_an_invalid_result_of_the_renderer_refuses_the_request(
+    harness: EngineHarness, result: Any, problem: str
+) -> None:
+    class CarelessTemplates:
+        async def render(self, *arguments: Any, **fields: Any) -> Any:
+            return result
+
+    engine = await idle(harness, renderer=CarelessTemplates())
+    with pytest.raises(InvalidRequest, match=problem):
+        await engine.send(ADA, channel="email", template_key="greeting")
+    assert await stored(harness) == 0
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_a_renderer_that_would_end_the_process_ends_only_its_request(
+    harness: EngineHarness, error: BaseException
+) -> None:
+    class ExitingTemplates:
+        async def render(self, *arguments: Any, **fields: Any) -> Any:
+            raise error
+
+    engine = await idle(harness, renderer=ExitingTemplates())
+    with pytest.raises(PlugInExit):
+        await asyncio.create_task(engine.send(ADA, channel="email", template_key="greeting"))
+    good = {"recipient": ADA, "channel": "email", "content": {"body": "x"}}
+    bad = {"recipient": ADA, "channel": "email", "template_key": "t"}
+    results = [one async for one in engine.send_many([good, bad, good])]
+    assert [type(one).__name__ for one in results] == ["SendResult", "Rejection", "SendResult"]
 
 
 async def test_a_request_without_a_channel_needs_a_template_that_is_managed_here(

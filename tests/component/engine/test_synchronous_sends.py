@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from homing import (
     Channel,
     CommandRefused,
+    Delivery,
     DeliveryFailed,
     DeliverySkipped,
     DeliveryTimeout,
@@ -26,7 +28,7 @@ from homing.core.lifecycle.commands import CommandName
 from homing.core.notifications import Filter, Mode
 from homing.core.ports.stores import Entry
 from homing.core.request_decoding import read_request
-from homing.core.routing.breaker import Phase
+from homing.core.routing.breaker import BreakerPolicy, Phase
 from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_harness import (
     ADA,
@@ -35,6 +37,7 @@ from support.engine_harness import (
     K,
     RecipientHook,
     TimedProvider,
+    phase,
     seconds,
     serving,
     status,
@@ -136,6 +139,105 @@ async def test_five_timeouts_open_the_breaker(harness: EngineHarness) -> None:
             await ring(engine)
     assert (await ring(engine)).provider_message_id == "second-1"
     assert len(first.sent) == 5
+
+
+async def test_a_timeout_after_a_long_wait_for_a_slot_does_not_open_the_breaker(
+    harness: EngineHarness,
+) -> None:
+    provider = ScriptedProvider("sms", latency_ms=1_500)
+    engine = await harness.open({"sms": serving("sms", provider, "sms", max_in_flight=6)}, working=False)
+    for _ in range(2):
+        rings = await asyncio.gather(*(ring(engine) for _ in range(11)), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in rings) == ["DeliveryTimeout"] * 6 + ["SendResult"] * 5
+        await seconds(10)
+    assert await phase(harness, "sms") is Phase.CLOSED
+    assert (await ring(engine)).status == "sent"
+
+
+class Flood:
+    """One tenant's synchronous sends, `size` at a time, until the end of the test."""
+
+    def __init__(self, engine: Homing, size: int) -> None:
+        self._sends = engine.of("flooding")
+        self._tasks = [asyncio.create_task(self._repeat()) for _ in range(size)]
+
+    async def _repeat(self) -> None:
+        while True:
+            with suppress(HomingError):
+                await self._sends.submit(read_request({**CODE, "recipient": PHONE}))
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+CODE = {"channel": "sms", "content": {"body": "123456"}, "synchronous": True}
+
+
+@pytest.mark.parametrize("latency_ms", [1_500, 60_000], ids=["slow", "hanging"])
+async def test_one_tenant_s_flood_leaves_a_slot_for_each_other_tenant(
+    harness: EngineHarness, latency_ms: int
+) -> None:
+    provider = TenantProvider("flooding", latency_ms)
+    breaker = BreakerPolicy(failures=1_000_000)
+    listed = serving("sms", provider, "sms", max_in_flight=16, breaker=breaker)
+    engine = await harness.open({"sms": listed})
+    flood = Flood(engine, 100)
+    try:
+        await seconds(9.9)
+        other = engine.of("other")
+        code = await other.submit(read_request({**CODE, "recipient": "+15550101"}))
+        assert code.status == "sent"
+        queued = {
+            "channel": "sms",
+            "content": {"body": "x"},
+            "priority": "critical",
+            "recipient": "+15550102",
+        }
+        mail = await other.submit(read_request(queued))
+        await seconds(0.1)
+        assert (await other.get(mail.id)).status is Status.SENT
+    finally:
+        await flood.stop()
+
+
+async def test_one_tenant_s_flood_leaves_rate_limit_tokens_for_the_others(harness: EngineHarness) -> None:
+    provider = TenantProvider("flooding", 10)
+    listed = serving("sms", provider, "sms", rate=RateLimit(per_second=5, burst=8))
+    engine = await harness.open({"sms": listed})
+    flood = Flood(engine, 50)
+    try:
+        await seconds(9.9)
+        other = engine.of("other")
+        sends = (other.submit(read_request({**CODE, "recipient": f"+1555020{n}"})) for n in range(3))
+        assert [one.status for one in await asyncio.gather(*sends)] == ["sent"] * 3
+        queued = {
+            "channel": "sms",
+            "content": {"body": "x"},
+            "priority": "critical",
+            "recipient": "+15550102",
+        }
+        mail = await other.submit(read_request(queued))
+        await seconds(1)
+        assert (await other.get(mail.id)).status is Status.SENT
+    finally:
+        await flood.stop()
+
+
+class TenantProvider(ScriptedProvider):
+    """Answers one tenant after `latency_ms`, and all others at once."""
+
+    def __init__(self, slow_tenant: str, latency_ms: int) -> None:
+        super().__init__("sms")
+        self._slow_tenant = slow_tenant
+        self._latency_ms = latency_ms
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        if delivery.tenant == self._slow_tenant:
+            await asyncio.sleep(self._latency_ms / 1000)
+        return await super().send(delivery)
 
 
 async def test_it_uses_the_first_provider_whose_breaker_is_not_open(harness: EngineHarness) -> None:

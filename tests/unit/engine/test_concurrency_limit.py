@@ -51,6 +51,59 @@ async def test_a_released_slot_goes_to_the_caller_that_waited_longest_and_to_no_
     await asyncio.gather(*tasks)
 
 
+async def test_tenants_take_turns_for_released_slots() -> None:
+    limit = ConcurrencyLimit(1)
+    await limit.acquire()
+    got: list[str] = []
+
+    async def wait(tenant: str) -> None:
+        await limit.acquire(tenant)
+        got.append(tenant)
+
+    tasks = [asyncio.create_task(wait(tenant)) for tenant in "aaabc"]
+    await run_ready_tasks()
+    assert limit.is_waiting("a")
+    for _ in tasks:
+        limit.release()
+        await run_ready_tasks()
+    assert got == ["a", "b", "c", "a", "a"]
+    assert not limit.is_waiting("a")
+
+
+async def test_a_tenant_s_share_leaves_a_slot_for_another_tenant() -> None:
+    limit = ConcurrencyLimit(4)
+    assert [limit.try_acquire_share("a") for _ in range(4)] == [True, True, True, False]
+    assert limit.try_acquire_share("b")
+    assert not limit.has_free_slot
+
+
+async def test_a_tenant_waits_for_its_share_while_another_one_takes_the_free_slot() -> None:
+    limit = ConcurrencyLimit(2)
+    assert limit.try_acquire_share("a")
+    waiter = asyncio.create_task(limit.acquire("a", share=True))
+    await run_ready_tasks()
+    assert limit.try_acquire_share("b")
+    limit.release_share("b")
+    await run_ready_tasks()
+    assert not waiter.done()
+    limit.release_share("a")
+    await waiter
+    limit.release_share("a")
+    assert [limit.try_acquire() for _ in range(3)] == [True, True, False]
+
+
+async def test_a_wait_for_a_share_that_is_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
+    limit = ConcurrencyLimit(1)
+    assert limit.try_acquire_share("a")
+    waiters = [asyncio.create_task(limit.acquire("a", share=True)) for _ in range(2)]
+    await run_ready_tasks()
+    limit.release_share("a")  # for the first, which has not run yet
+    waiters[0].cancel()
+    await waiters[1]
+    limit.release_share("a")
+    assert limit.try_acquire_share("a")
+
+
 async def test_a_cancelled_wait_takes_no_slot() -> None:
     limit = ConcurrencyLimit(1)
     await limit.acquire()

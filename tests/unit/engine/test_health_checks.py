@@ -8,6 +8,7 @@ import pytest
 
 from homing.engine import health_checks
 from homing.engine.health_checks import diagnose, find_problem
+from support.engine_harness import Silent
 
 
 class Examined:
@@ -39,6 +40,7 @@ async def test_a_plug_in_without_diagnose_is_only_configured() -> None:
         (ValueError("password=hunter2 is wrong"), "password=••• is wrong"),
         (SystemExit(1), "SystemExit"),
         (ValueError("x" * 10_000), "•••"),
+        (Silent(), "Silent"),
     ],
 )
 async def test_whatever_a_diagnosis_raises_is_a_problem_without_secrets(

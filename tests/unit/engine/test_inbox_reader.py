@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from homing.core.errors import StoreError, StoreRejected, StoreUnavailable
 from homing.core.lifecycle.commands import AmendResult, Command
@@ -99,6 +100,20 @@ async def test_a_command_stays_in_the_inbox_while_the_store_is_unavailable() -> 
     with pytest.raises(StoreUnavailable):
         await a_reader(inbox).run_once()
     assert [entry.notification_id for entry in inbox.entries] == ["n-1"]
+
+
+async def test_the_error_of_a_dead_letter_is_as_long_as_that_of_an_attempt_at_most() -> None:
+    request = json.encode({"x" * 200_000: 1}).decode()
+    entry = InboxEntry(number=1, kind=InboxEntryKind.SEND, tenant="default", id="n-1", request=request)
+    reader = a_reader(MemoryInbox())
+    no_intake: Any = SimpleNamespace(prepare=None)  # the request is already invalid when it is read
+    reader._intake = no_intake
+    accepted = await reader._accepted(entry)
+    assert accepted is not None
+    (dead,) = accepted.submission.notifications
+    assert dead.last_error is not None
+    assert dead.last_error.startswith("xxxx")
+    assert len(dead.last_error) == 500
 
 
 async def test_the_delays_of_all_retries_are_stored() -> None:

@@ -23,6 +23,7 @@ from homing.providers.local.console import ConsoleProvider
 from homing.providers.local.file import FileProvider
 from homing.providers.local.function import FunctionProvider
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.engine_harness import Silent
 
 K = OutcomeKind
 
@@ -183,16 +184,19 @@ async def test_a_function_returns_nothing_an_id_or_an_outcome(
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_function_that_raises_counts_as_not_sent(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [(LookupError("no such mailbox"), "no such mailbox"), (Silent(), "Silent")]
+)
+async def test_a_function_that_raises_counts_as_not_sent(kind: str, error: Exception, text: str) -> None:
     def plain(delivery: Delivery) -> None:
-        raise LookupError("no such mailbox")
+        raise error
 
     async def slow(delivery: Delivery) -> None:
         await asyncio.sleep(0)
-        raise LookupError("no such mailbox")
+        raise error
 
     outcome = await FunctionProvider(plain if kind == "plain" else slow).send(a_delivery())
-    assert outcome == Outcome(K.TRANSIENT, error_code="LookupError", error="no such mailbox")
+    assert outcome == Outcome(K.TRANSIENT, error_code=type(error).__name__, error=text)
 
 
 def _generated(answer: object) -> Iterator[object]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from homing.core.errors import text_of
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.plain_values import is_plain
@@ -204,7 +205,7 @@ def sanitize_text(text: str | None, longest: int = 500) -> str | None:
     """Returns a provider's text as one line without control characters, cut to `longest` characters."""
     if text is None or (type(text) is str and is_plain(text) and len(text) <= longest):
         return text
-    return _CONTROL_CHARACTERS.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
+    return _CONTROL_CHARACTERS.sub(" ", text_of(text)).encode("utf-8", "replace").decode()[:longest]
 
 
 def _is_plain_accept(outcome: Outcome) -> bool:

@@ -279,13 +279,13 @@ class Deliverer:
         ended. `on_started` is called just before the provider is.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
-        slots = self._concurrency_limits[claim.provider]
-        if not slots.try_acquire():
+        slots, share = self._concurrency_limits[claim.provider], until_ms is not None
+        if not (slots.try_acquire_share(claim.tenant) if share else slots.try_acquire()):
             now_ms = clock.monotonic_ms()
             within_ms = (
                 self._lease_reserve_ms(claim, timeout_ms, now_ms) if until_ms is None else until_ms - now_ms
             )
-            if not await waits.acquire(slots, within_ms):
+            if not await waits.acquire(slots, within_ms, claim.tenant, share=share):
                 return self.give_back(claim) if until_ms is None else None
         try:
             began_ms = clock.monotonic_ms()
@@ -319,7 +319,7 @@ class Deliverer:
                 return None
             return self._conclude(attempt, outcome, clock.monotonic_ms())
         finally:
-            slots.release()
+            slots.release_share(claim.tenant) if share else slots.release()
             self.abandoned.remove(claim)
 
     def abandon(self, attempt: _TaskAttempt, now_ms: int) -> None:
@@ -336,9 +336,17 @@ class Deliverer:
         """Counts the outcome at the breaker and returns the settlement."""
         one, now = attempt.one, self._store_clock.at(ended_ms)
         outcome = self._attribute(one.claim, outcome)
-        if not was_suspended(attempt.due_ms, ended_ms):
+        if not (was_suspended(attempt.due_ms, ended_ms) or self._was_cut_short(attempt, outcome)):
             self._record(one.claim, outcome, ended_ms - attempt.began_ms, trial=attempt.trial)
         return self._decide(one, outcome, attempt.began_ms, ended_ms, now)
+
+    def _was_cut_short(self, attempt: _TaskAttempt, outcome: Outcome) -> bool:
+        """Returns True if a synchronous attempt timed out after less than half of its timeout.
+
+        It had started late, because it waited for the store or for a slot. That is not the provider's fault.
+        """
+        given_ms = attempt.due_ms - attempt.began_ms
+        return outcome.error_code == TIMEOUT_CODE and 2 * given_ms < self.timeout_ms(attempt.one)
 
     def begin(self, batch: Sequence[ReadyClaim], ended: OnAttemptsEnded) -> list[ReadyClaim]:
         """Starts attempts at providers that send in batches. Returns those that need `attempt` instead.

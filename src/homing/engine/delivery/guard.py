@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, text_of
 from homing.core.lifecycle.claims import Claim
 from homing.core.notifications import Reason
 from homing.core.ports.observers import SettledClaim
@@ -89,7 +89,7 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
         log.warning(
             "the recipient directory failed, %d notifications are postponed: %s",
             len(failed),
-            redact(str(error) or type(error).__name__),
+            redact(text_of(error) or type(error).__name__),
         )
         # Until different times: one for which the directory hangs would be claimed with all others again.
         for index, one in enumerate(failed):
@@ -121,7 +121,7 @@ async def skip_retries(directory: Directory, batch: Sequence[SettledClaim]) -> S
         returned: object = await call_within(lambda: directory.facts(pushes), _RETRY_TIMEOUT_MS)
         facts = _valid_facts(pushes, returned) if isinstance(returned, Mapping) else {}
     except Exception as raised:  # user code may raise anything
-        error = str(raised) or type(raised).__name__
+        error = text_of(raised) or type(raised).__name__
         log.warning("the recipient directory failed, %d retries stay: %s", len(pushes), redact(error))
         return batch
     return [
@@ -139,25 +139,30 @@ def _valid_facts(claims: Sequence[Claim], returned: Mapping[Any, Any]) -> dict[s
     """
     if not returned:
         return {}
-    facts = {claim.id: returned[claim.id] for claim in claims if claim.id in returned}
-    invalid = [id for id, one in facts.items() if not _is_valid(one)]
+    facts: dict[str, RecipientFacts] = {}
+    invalid = 0
+    for claim in claims:
+        if claim.id in returned:
+            found = _plain_facts(returned[claim.id])
+            invalid += found is None
+            facts[claim.id] = found or RecipientFacts(postpone_ms=_POSTPONE_MS)
     if invalid:
-        log.warning(
-            "the recipient directory returned invalid facts, %d notifications are postponed", len(invalid)
-        )
-        facts.update(dict.fromkeys(invalid, RecipientFacts(postpone_ms=_POSTPONE_MS)))
+        log.warning("the recipient directory returned invalid facts, %d notifications are postponed", invalid)
     return facts
 
 
-def _is_valid(facts: object) -> bool:
-    """Returns True if the directory returned `RecipientFacts` whose fields have valid types and values."""
-    if not isinstance(facts, RecipientFacts):
-        return False
+def _plain_facts(given: object) -> RecipientFacts | None:
+    """Returns facts of the directory with values of the declared types, or None if they are invalid.
+
+    A struct does not check its values: a reason may be given by its name, and quiet hours as a mapping.
+    """
+    if not isinstance(given, RecipientFacts):
+        return None
     try:
-        msgspec.convert(msgspec.to_builtins(facts), RecipientFacts)
-    except (msgspec.ValidationError, TypeError, OverflowError):
-        return False
-    return 0 <= facts.postpone_ms <= _MAX_POSTPONE_MS
+        facts = msgspec.convert(msgspec.to_builtins(given), RecipientFacts)
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    return facts if 0 <= facts.postpone_ms <= _MAX_POSTPONE_MS else None
 
 
 throttle_log = logging.getLogger("homing.pacing")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
 from homing.core.content.locales import LocalePolicy
-from homing.core.errors import TemplateNotFound
+from homing.core.errors import TemplateFailed, TemplateNotFound
 from homing.core.notifications import Channel, Content, Recipient
+from homing.core.plain_values import plain_text
 from homing.core.ports.plug_ins import Rendered, Renderer
 from homing.core.send_request import SendRequest
 from homing.engine.intake.planning import DeliveryPlan
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinks
+from homing.engine.plug_in_calls import contain
 
 _MAX_CACHED_LOCALES = 4_096
 """Maximum number of cached locale lookups. Tenants and locales are few and recur often."""
@@ -55,15 +57,14 @@ class ContentBuilder:
         if request.content is not None:
             content, locale, version = request.content, recipient.locale, None
         else:
-            rendered = await self._rendered(tenant, request, recipient, channel, link)
-            content, locale, version = rendered.content, rendered.locale, rendered.version
+            content, locale, version = await self._rendered(tenant, request, recipient, channel, link)
         if link is not None and content.unsubscribe_url is None:
             content = replace(content, unsubscribe_url=link)
         return content, locale, version
 
     async def _rendered(
         self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel, link: str | None
-    ) -> Rendered:
+    ) -> BuiltContent:
         assert request.template_key is not None, "intake has checked that there is content or a template"
         if self._renderer is None:
             raise TemplateNotFound(
@@ -75,4 +76,21 @@ class ContentBuilder:
         data = request.data or {}
         if link is not None:
             data = {UNSUBSCRIBE_LINK_VARIABLE: link, **data}
-        return await self._renderer.render(tenant, request.template_key, channel, locale, data)
+        render = partial(self._renderer.render, tenant, request.template_key, channel, locale, data)
+        rendered: object = await contain(render)
+        if not isinstance(rendered, Rendered):
+            problem = f"the renderer returned a {type(rendered).__name__} instead of Rendered"
+            raise TemplateFailed("templateKey", problem)
+        return rendered.content, _name(rendered.locale, "locale"), _name(rendered.version, "version")
+
+
+def _name(value: object, where: str) -> str | None:
+    """Returns a text of the renderer as an exact `str`. Raises `InvalidRequest` if it cannot be stored."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise TemplateFailed(
+            "templateKey", f"the renderer returned a {where} of type {kind}; it must be text"
+        )
+    return plain_text(value, where)

@@ -27,6 +27,7 @@ from homing.core.notifications import (
 )
 from homing.core.request_decoding import read_request
 from homing.core.send_request import SendRequest
+from homing.engine.delivery.attempts import sanitize_text
 
 MAX_REQUEST_CHARS = 100_000
 """Maximum number of characters of a request to keep in its dead letter, before some are escaped."""
@@ -64,7 +65,7 @@ def dead_request(
             recipient=Recipient(), content=Content(data={"request": request[:MAX_REQUEST_CHARS]})
         ),
         max_age_ms=max_age_ms,
-        last_error=why,
+        last_error=sanitize_text(why),
         refused=True,
     )
 

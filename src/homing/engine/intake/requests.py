@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from homing.core.content.locales import LocalePolicy
 from homing.core.content.templates import ManagedRenderer
-from homing.core.errors import InvalidRequest
+from homing.core.errors import InvalidRequest, text_of
 from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.lifecycle.claims import LEASE_MARGIN_MS, Acceptance, NewNotification, Submission
 from homing.core.notifications import Channel, Content, Message, Mode, Recipient
@@ -47,6 +47,7 @@ from homing.core.send_request import (
     recipients_of,
 )
 from homing.core.times import EPOCH, epoch_ms
+from homing.engine.delivery.attempts import sanitize_text
 from homing.engine.intake.content import BuiltContent, ContentBuilder
 from homing.engine.intake.planning import ChannelPlan, DeliveryPlan, Planner
 from homing.engine.intake.recipient_lookup import (
@@ -87,6 +88,9 @@ class PriorAttempts(Struct, frozen=True, kw_only=True):
 NO_PRIOR_ATTEMPTS = PriorAttempts()
 
 _MAX_ATTEMPTS = 1000
+
+_MAX_ERROR_CHARS = 2_000
+"""Maximum length of the error that another system hands over."""
 
 _NEVER_ACCEPTED = (InvalidRequest, TypeError, ValueError, OverflowError, RecursionError)
 """Errors of a request that cannot be encoded, or whose key or plan is invalid whatever is stored."""
@@ -286,7 +290,32 @@ class Intake:
                 if completed[index] is not requests[index]:  # recognized by what the caller has given
                     request = replace(request, channel=None)
                 done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
+        if self._spool is not None and not self._spool.is_empty:
+            done |= await self._spooled(self._spool, done)
         return [done[index] for index in range(len(requests))]
+
+    async def _spooled(
+        self, spool: Spool, prepared: Mapping[int, PreparedRequest | InvalidRequest]
+    ) -> dict[int, RepeatedRequest]:
+        """Returns the results of those requests that still wait in the spool.
+
+        If a repeated request was stored before the spooled one, the ids of the latter would never exist.
+        """
+        keyed = {
+            index: (one.tenant, one.idempotency_key, one)
+            for index, one in prepared.items()
+            if isinstance(one, Submission) and one.idempotency_key is not None
+        }
+        if not keyed:
+            return {}
+        known = await spool.known_requests({(tenant, key) for tenant, key, _ in keyed.values()})
+        return {
+            index: RepeatedRequest(
+                tenant, key, one.notifications[0].mode, first.answer(one.fingerprint), "spooled"
+            )
+            for index, (tenant, key, one) in keyed.items()
+            if (first := known.get((tenant, key))) is not None
+        }
 
     async def _with_channel(
         self, tenant: str, request: SendRequest | InvalidRequest
@@ -573,7 +602,7 @@ class Intake:
             earlier.attempts,
             delay,
             earlier.max_attempts,
-            earlier.last_error,
+            sanitize_text(earlier.last_error, _MAX_ERROR_CHARS),
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: PriorAttempts) -> int:
@@ -675,6 +704,8 @@ def _fingerprint(request: SendRequest, asked: str, earlier: PriorAttempts) -> st
         bare = replace(bare, send_at=None, expires_at=None)
     encoded = msgspec.json.encode(bare, order="deterministic", enc_hook=to_builtin) + asked.encode()
     if earlier != NO_PRIOR_ATTEMPTS:
+        if earlier.last_error is not None:
+            earlier = replace(earlier, last_error=text_of(earlier.last_error))
         encoded += msgspec.json.encode(earlier, order="deterministic")
     return sha256(encoded).hexdigest()
 

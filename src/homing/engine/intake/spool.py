@@ -81,9 +81,17 @@ class Spool:
         self.written = True
         return kept
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the file is missing or empty, so that no request is spooled."""
+        try:
+            return self._path.stat().st_size == 0
+        except OSError:
+            return True
+
     async def known_requests(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
         """Returns what is spooled under these idempotency keys. An unknown key is absent from the result."""
-        if not self._path.exists():
+        if self.is_empty:
             return {}
         return await asyncio.to_thread(self._find, keys)
 

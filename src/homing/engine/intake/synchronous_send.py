@@ -26,13 +26,14 @@ from homing.core.lifecycle.outcomes import Settlement, SettleResult
 from homing.core.lifecycle.receipts import ReceiptResult
 from homing.core.lifecycle.refused_settlements import simpler_forms
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL
-from homing.core.notifications import Notification, Reason, Status
+from homing.core.notifications import Mode, Notification, Reason, Status
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
+from homing.core.routing.fair_share import reserve_of
 from homing.core.routing.rate_limits import provider_bucket
 from homing.engine.delivery.breakers import Breakers
-from homing.engine.delivery.concurrency_limit import SlotWaits
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
 from homing.engine.intake.accept import SendResult, raise_conflict
 from homing.engine.intake.recipient_lookup import SYNCHRONOUS_TIMEOUT_MS
@@ -88,6 +89,8 @@ class SynchronousSender:
         self._clock = clock
         self._observer = observer
         self._tokens = RateTokens(backend, clock)
+        self._token_turns = {listed.id: ConcurrencyLimit(1) for listed in roster if listed.rate is not None}
+        """Provider with a rate limit → the turns in which sends take its tokens."""
         self._sends: set[asyncio.Task[SendResult]] = set()
         """Sends that are not recorded yet."""
         self._late: set[asyncio.Task[SendResult]] = set()
@@ -218,7 +221,7 @@ class SynchronousSender:
                 ready = await self._deliverer.guard(answer.claims, settlements.append)
                 placed = await self._deliverer.route(ready, settlements.append)
                 for one in placed:
-                    await self._take_token(one.claim.provider)
+                    await self._take_token(one.claim)
         except TimeoutError:
             log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
             return
@@ -253,11 +256,25 @@ class SynchronousSender:
             return self._deliverer.settle_lost(one.claim)
         return settled[0] if settled else attempt.result()
 
-    async def _take_token(self, provider: str) -> None:
-        """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""
+    async def _take_token(self, claim: Claim) -> None:
+        """Waits for a rate limit token of the provider. The caller's timeout limits the wait.
+
+        Tenants take turns. A tenant with further sends that wait leaves the reserve of priority there.
+        """
+        provider = claim.provider
         rate = self._roster[provider].rate
-        while rate is not None and (wait_ms := await self._tokens.take(provider_bucket(provider), rate, 1)):
-            await self._clock.sleep_ms(wait_ms)
+        if rate is None:
+            return
+        bucket, turns = provider_bucket(provider), self._token_turns[provider]
+        await turns.acquire(claim.tenant)
+        try:
+            while True:
+                reserve = reserve_of(Mode.PRIORITY, rate.burst) if turns.is_waiting(claim.tenant) else 0
+                if not (wait_ms := await self._tokens.take(bucket, rate, 1, reserve)):
+                    return
+                await self._clock.sleep_ms(wait_ms)
+        finally:
+            turns.release()
 
     async def _repeated_result(self, tenant: str, answer: Acceptance, until_ms: int) -> SendResult:
         """Returns the result of the first send, which may still be in progress."""

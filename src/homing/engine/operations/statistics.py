@@ -407,6 +407,9 @@ class QueueOperations:
             ends = n.expires_at.isoformat(timespec="seconds")
             return f"expires at {ends}, before its next attempt at {at}{held}"
         allowed, number = allowed_attempts(n, policy), n.attempt_count + 1
+        if number - n.moves > allowed:  # a changed rule allows fewer than before
+            made = "the only attempt was" if allowed == 1 else f"all {allowed} attempts were"
+            return f"becomes a dead letter at {at}{held}: {made} made"
         free = f" ({number - n.moves} counted)" if n.moves else ""
         attempt = f"attempt {number}{free} of {allowed} at {at}{held}"
         route = () if n.pinned else self._roster.route_of(n.channel, n.id)
@@ -432,6 +435,9 @@ class QueueOperations:
     ) -> str:
         """Returns what follows if the next attempt fails at `provider`, and which providers are spent."""
         other = next_step(route, spent={*n.spent, provider}, stopped=stopped, holds={}, now=0)
+        last = n.attempt_count + 1 - n.moves >= allowed_attempts(n, policy)
+        if last and policy.failover_wait is FailoverWait.BACKOFF:
+            other = None  # such a move counts
         failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
         when = "at once" if policy.failover_wait is FailoverWait.NONE else "after the backoff"
         then = f" (then {other.provider} {when}, after {failures})" if other else ""

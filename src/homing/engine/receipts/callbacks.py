@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -222,8 +223,9 @@ class CallbackHandler:
         policies = self._channel_policies(listed)
         always = all(policy.bounce_failover is BounceFailover.ALWAYS for policy in policies)
         backoff_ms = max(base_delay_ms(policy, 1) for policy in policies)
-        for receipt in receipts:
-            if not _is_well_formed(receipt):
+        for given in receipts:
+            receipt = _plain_receipt(given)
+            if receipt is None:
                 unreadable += 1
                 continue
             failed = receipt.event is ReceiptEvent.FAILED
@@ -233,11 +235,11 @@ class CallbackHandler:
                     provider=listed.id,
                     notification_id=_own_id(receipt.notification_id),
                     attempt=receipt.attempt if 0 < receipt.attempt < _MAX_ATTEMPTS else 0,
-                    error=sanitize_text(receipt.error),
-                    error_code=sanitize_text(receipt.error_code, 100),
+                    error=sanitize_text(given.error),
+                    error_code=sanitize_text(given.error_code, 100),
                     routes=routes,
-                    outcome=receipt.outcome if isinstance(receipt.outcome, OutcomeKind) else None,
-                    retry_after_ms=_wait_ms(receipt.retry_after_ms),
+                    outcome=_outcome_kind(given.outcome),
+                    retry_after_ms=_wait_ms(given.retry_after_ms),
                     always_failover=failed and always,
                     backoff_ms=backoff_ms if failed else 0,
                 )
@@ -260,19 +262,28 @@ class CallbackHandler:
         ]
 
 
-def _is_well_formed(receipt: object) -> bool:
-    """Returns True if a receipt has fields of the right types, and ids that can be stored.
+def _plain_receipt(given: object) -> Receipt | None:
+    """Returns a receipt with values of the declared types, or None if it is invalid or cannot be stored.
 
-    Providers may be user code. The fields that are left out here are replaced if they are invalid.
+    Providers may be user code, and a struct does not check its values: an event may be given by its name. The
+    fields that are left out here are replaced if they are invalid.
     """
-    if not isinstance(receipt, Receipt):
-        return False
-    checked = replace(receipt, outcome=None, retry_after_ms=None, error=None, error_code=None, routes={})
+    if not isinstance(given, Receipt):
+        return None
+    checked = replace(given, outcome=None, retry_after_ms=None, error=None, error_code=None, routes={})
     try:
-        msgspec.convert(msgspec.to_builtins(checked), Receipt)
+        receipt = msgspec.convert(msgspec.to_builtins(checked), Receipt)
     except Exception:  # a foreign value may raise anything
-        return False
-    return _storable(receipt.event_id) and _storable(receipt.provider_message_id)
+        return None
+    return receipt if _storable(receipt.event_id) and _storable(receipt.provider_message_id) else None
+
+
+def _outcome_kind(given: Any) -> OutcomeKind | None:
+    """Returns the class of an error, which may be given by its name, or None if there is no such class."""
+    try:
+        return None if given is None else OutcomeKind(given)
+    except Exception:  # a foreign value may raise anything
+        return None
 
 
 def _own_id(id: str | None) -> str | None:
@@ -285,7 +296,7 @@ def _own_id(id: str | None) -> str | None:
 
 def _wait_ms(asked: object) -> int | None:
     """Returns the wait that a provider asked for, or None if it is not a positive integer."""
-    return asked if isinstance(asked, int) and asked > 0 else None
+    return asked if type(asked) is int and asked > 0 else None
 
 
 def _storable(id: str) -> bool:

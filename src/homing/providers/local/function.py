@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from homing.core.errors import text_of
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery
@@ -42,7 +43,7 @@ class FunctionProvider:
         try:
             result = await self._call(delivery)
         except Exception as error:  # how the function reports a failure
-            return Outcome(OutcomeKind.TRANSIENT, error_code=type(error).__name__, error=str(error))
+            return Outcome(OutcomeKind.TRANSIENT, error_code=type(error).__name__, error=text_of(error))
         if result is None or (isinstance(result, str) and not isinstance(result, OutcomeKind)):
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=result)
         if isinstance(result, Outcome):
