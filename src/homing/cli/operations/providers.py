@@ -168,6 +168,9 @@ async def list_splits(options: Options, json: Json = False) -> int:
     if json:
         print_json(found)
         return ExitCode.OK
+    if not found:
+        options.notes.line("no channel has several providers")
+        return ExitCode.OK
     options.screen.table(
         ("CHANNEL", "SHARES", "OVERRIDE~"),
         [
