@@ -89,6 +89,7 @@ def test_a_wrong_command_line_gives_one_line_of_explanation_and_exit_code_2(cli:
         assert not result.out, result
     assert "send" in results[0].err, "it says what was probably meant"
     assert "must be one of pending, sending" in results[5].err
+    assert "give a time like 2026-01-31T09:00:00Z, or how long ago, like 2h" in results[6].err
 
 
 def test_a_wrong_setting_is_named_wherever_it_comes_from(cli: Cli) -> None:
@@ -149,6 +150,28 @@ def test_a_store_that_did_not_exist_is_pointed_out(cli: Cli) -> None:
     first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
     assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""
+
+
+def test_an_empty_list_is_said_to_be_empty(cli: Cli) -> None:
+    told = {
+        "list": "no notifications found",
+        "waiting": "no notification waits for a retry",
+        "dead list": "no dead letters",
+        "jobs list": "no jobs",
+        "workers": "no workers; start one with `homing worker`",
+        "sinks list": "no sinks; a process registers those of its settings when it starts to deliver",
+        "providers splits": "no channel has several providers",
+        "templates versions hello": "no versions of hello are stored for tenant 'default'",
+        "keys list": "no keys; create one with `homing keys create NAME`",
+        "audit list": "no audit entries",
+        "policy history": "no changes: the policies are those of the settings",
+    }
+    _, stats, system, *lists = cli.many(
+        ["db", "migrate"], ["stats"], ["system"], *[command.split() for command in told]
+    )
+    assert [(one.code, one.out, one.err) for one in lists] == [(0, "", f"{text}\n") for text in told.values()]
+    for page, tables in ((stats, 4), (system, 2)):
+        assert page.out.splitlines().count("none") == tables
 
 
 def test_reading_creates_no_tables_in_a_file_of_others(cli: Cli) -> None:

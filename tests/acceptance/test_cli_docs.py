@@ -42,6 +42,13 @@ def test_the_reference_has_exactly_the_existing_commands_and_flags(tmp_path: Pat
         rows = [line.partition(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
         told = {flag for row in rows for flag in re.findall(r"`(--?[a-z][\w-]*)", row)}
         assert told == _flags(page.out) - EVERYWHERE, name
+        assert _arguments_told(section) == _arguments(page.out), name
+
+
+def test_the_index_of_the_reference_links_to_every_command() -> None:
+    names = re.findall(r"^### (homing .*)$", PAGE, flags=re.MULTILINE)
+    index = PAGE.partition("\n## ")[0]
+    assert [name for name in names if f"](#{name.replace(' ', '-')})" not in index] == []
 
 
 def test_the_commands_in_sentences_and_tables_exist_with_their_flags(tmp_path: Path) -> None:
@@ -65,6 +72,19 @@ def test_every_exit_code_is_in_the_reference() -> None:
 def _commands(page: str) -> set[str]:
     listed = page.partition("\nCommands:\n")[2].partition("\n\n")[0]
     return set(re.findall(r"^  ([a-z][\w-]*) ", listed, flags=re.MULTILINE))
+
+
+def _arguments(page: str) -> list[str]:
+    """Returns the names of the arguments on a page of help, without brackets and dots."""
+    listed = page.partition("\nArguments:\n")[2].partition("\n\n")[0]
+    return [name.strip("[].") for name in re.findall(r"^  (\S+)  ", listed, flags=re.MULTILINE)]
+
+
+def _arguments_told(section: str) -> list[str]:
+    """Returns the names of the arguments in the first table of a section, without brackets and dots."""
+    table = re.search(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)
+    names = re.findall(r"^\| `([^-`][^`]*)`", table[0] if table else "", flags=re.MULTILINE)
+    return [name.strip("[].").replace("&#124;", "|") for name in names]
 
 
 def _flags(page: str) -> set[str]:

@@ -118,7 +118,7 @@ def test_a_notification_is_retried_cancelled_or_resolved(past: CliWithHistory) -
     bad1, waiting, pending, doubt, sent = (
         past.ids[name] for name in ("bad1", "waiting", "pending", "doubt", "sent0")
     )
-    retried, forced, crow, cancelled, late, resolved, again, wrong, unknown = past.many(
+    retried, forced, crow, cancelled, late, resolved, again, wrong, misspelt, unknown = past.many(
         ["retry", bad1, "--why", "mended"],
         ["retry", waiting, "--provider", "hawk", "--json"],
         ["retry", waiting, "--provider", "crow"],
@@ -127,6 +127,7 @@ def test_a_notification_is_retried_cancelled_or_resolved(past: CliWithHistory) -
         ["resolve", doubt, "sent", "--who", "eva"],
         ["resolve", doubt, "failed"],
         ["resolve", doubt, "delivered"],
+        ["resolve", doubt, "snet"],
         ["cancel", "nonsense"],
     )
     assert retried.out.startswith(f"retrying {bad1} is due now at pigeon")
@@ -139,7 +140,8 @@ def test_a_notification_is_retried_cancelled_or_resolved(past: CliWithHistory) -
     assert resolved.out == f"sent {doubt}\n"
     assert again.code == 1
     assert wrong.code == 2
-    assert "must be sent or failed" in wrong.err
+    assert misspelt.err == "error: status: is 'snet'; it must be sent or failed\n"
+    assert wrong.err == "error: status: is 'delivered'; it must be sent or failed\n"
     assert unknown.code == 3
 
     past.ok("process")

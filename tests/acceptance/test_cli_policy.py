@@ -106,7 +106,7 @@ def test_a_contradictory_policy_changes_nothing(cli: Cli) -> None:
         "jitter_ratio: is 2.0; it must be from 0 to 1": ["--jitter-ratio", "2"],
         "wobble": ["--jitter", "wobble"],
         "max_age_ms: is 1000, below timeout_ms": ["--max-age", "1s"],
-        "--channel: is 'fax'; must be one of sms": ["--channel", "fax"],
+        "--channel: is 'fax'; it must be one of sms": ["--channel", "fax"],
         "r: nothing to set": [],
     }
     results = cli.many(
@@ -145,10 +145,10 @@ def test_simulate_runs_an_outage_and_draws_it(cli: Cli) -> None:
     late = {ending["reason"] for ending in expired.json["endings"]}
     assert "PROVIDER_UNAVAILABLE" in late
     for result, said in (
-        (kind, "--outage-kind: is 'haunted'; must be one of down, throttle, slow"),
+        (kind, "--outage-kind: is 'haunted'; it must be one of down, throttle, slow"),
         (rate, "--rate: is 'fast'; give a rate like 20/s"),
         (share, "outages[0].share: is 7.0; it must be above 0 and at most 1"),
-        (which, "--outage-of: is 'tertiary'; must be one of primary, secondary or both"),
+        (which, "--outage-of: is 'tertiary'; it must be one of primary, secondary or both"),
         (file, "--svg: no/such/folder/out.svg: No such file"),
     ):
         assert result.code == 2, result

@@ -81,7 +81,7 @@ def test_list_filters_and_pages(past: CliWithHistory) -> None:
         ["list", "--json", "--metadata", "entry_id=42"], ["list", "--metadata", "entry_id"]
     )
     assert tagged.json["items"] == []
-    assert (wrong.code, "--metadata: is 'entry_id'; must be KEY=VALUE" in wrong.err) == (2, True)
+    assert (wrong.code, "--metadata: is 'entry_id'; it must be KEY=VALUE" in wrong.err) == (2, True)
     ids = [item["id"] for item in everything.json["items"]]
     assert ids == sorted(past.ids.values(), reverse=True), "newest first"
     assert {item["id"] for item in failed.json["items"]} == {past.ids["bad1"], past.ids["bad2"]}
@@ -109,13 +109,16 @@ def test_what_waits_is_listed_by_its_last_attempt_and_grouped_by_its_error(past:
         ["dead", "groups", "--status", "retrying"], ["dead", "groups", "--status", "sent"]
     )
     assert table.out.split("\n")[0].split() == ["COUNT", "CODE", "NEWEST", "EXAMPLE", "ERROR"]
-    assert (no_status.code, no_status.err) == (2, "error: --status: is 'sent'; must be failed or retrying\n")
+    assert (no_status.code, no_status.err) == (
+        2,
+        "error: --status: is 'sent'; it must be failed or retrying\n",
+    )
     assert [one["id"] for one in listed.json] == [past.ids["waiting"]]
     (item,) = listed.json
     assert {"type", "attemptCount", "lastAttemptAt", "lastError"} <= set(item)
     (group,) = groups.json
     assert (group["lastError"], group["count"]) == (item["lastError"], 1)
-    assert (wrong.code, "must be due or last-attempt" in wrong.err) == (2, True)
+    assert (wrong.code, "it must be due or last-attempt" in wrong.err) == (2, True)
 
 
 def test_waiting_and_retry_info_accept_other_settings_and_change_nothing(past: CliWithHistory) -> None:

@@ -130,7 +130,7 @@ def test_a_preview_accepts_other_data_and_prints_json(cli: Cli) -> None:
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
         (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; declared locales are en-US, de-DE"),
-        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; must be one of"),
+        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; it must be one of"),
         (["order_confirmed", "--channel", "push"], "has no content for push in en-US, only for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],

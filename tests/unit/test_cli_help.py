@@ -14,7 +14,7 @@ from homing.cli import app, root
 
 def pages(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, str]]:
     """Yields the name and the help of a command and of all commands below it."""
-    context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=80)
+    context = command.make_context(name, [], parent, resilient_parsing=True)
     yield context.command_path, command.get_help(context)
     for below, sub in getattr(command, "commands", {}).items():
         yield from pages(sub, below, context)
@@ -24,7 +24,9 @@ def pages(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, st
 def helps() -> dict[str, str]:
     for name in app._COMMANDS:
         import_module(f"homing.cli.{name}")
-    return dict(pages(typer.main.get_command(root.app), "homing"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        return dict(pages(typer.main.get_command(root.app), "homing"))
 
 
 def test_every_page_fits(helps: dict[str, str]) -> None:

@@ -129,6 +129,11 @@ def build_from_settings(
                 raise ConfigError(
                     f"{group}.{name}.{option}", f"is not a setting of {kind}, which has {names}"
                 )
+        needed = [one for one in _find_required(maker) if one in own]
+        if missing := [one for one in needed if one not in options]:
+            raise ConfigError(
+                f"{group}.{name}.{missing[0]}", f"is missing; {kind} needs {' and '.join(needed)}"
+            )
         _check_types(f"{group}.{name}", takes, options)
         return maker(**options, **given)
     except ImportError as error:
@@ -212,6 +217,16 @@ def find_options(maker: Callable[..., Any]) -> dict[str, Any]:
         else:
             found[name] = hint
     return found
+
+
+def _find_required(maker: Callable[..., Any]) -> list[str]:
+    """Returns the arguments without a default that a class or function takes."""
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return [
+        name
+        for name, parameter in signature(maker).parameters.items()
+        if parameter.default is Parameter.empty and parameter.kind not in variable
+    ]
 
 
 def _check_types(where: str, takes: Mapping[str, Any], options: Mapping[str, Any]) -> None:

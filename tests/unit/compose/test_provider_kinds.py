@@ -109,9 +109,21 @@ def test_a_wrong_setting_is_named_with_its_provider_and_without_its_value() -> N
     assert "my-secret" not in str(raised.value)
 
 
-def test_a_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^providers\.twilio: .*account_sid"):
-        wired({"twilio": {}})
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"twilio": {}}, "twilio.account_sid: is missing; twilio needs account_sid"),
+        ({"smtp": {}}, "smtp.host: is missing; smtp needs host and from_email"),
+        (
+            {"mail": {"kind": "smtp", "host": "localhost"}},
+            "mail.from_email: is missing; smtp needs host and from_email",
+        ),
+    ],
+)
+def test_a_missing_setting_is_named_with_all_that_the_kind_needs(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wired(given)
+    assert str(caught.value) == f"providers.{problem}"
 
 
 async def test_shared_parts_are_closed_after_the_providers_even_if_closing_one_fails() -> None:

@@ -127,7 +127,9 @@ def _tell(options: Options, chains: Sequence[VerificationStep], missing: Sequenc
         screen.line(styled("NOT SOUND", "red"), f"({format_count(total, 'entry', 'entries')} verified)")
         return
     screen.table(
-        ("CHAIN", "ENTRIES>", "HEAD"), [(chain.tenant, chain.entries, chain.head.hash) for chain in chains]
+        ("CHAIN", "ENTRIES>", "HEAD"),
+        [(chain.tenant, chain.entries, chain.head.hash) for chain in chains],
+        empty="no chains",
     )
     screen.line(styled("sound", "green"), format_count(total, "entry", "entries"))
     if total:

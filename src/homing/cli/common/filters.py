@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from homing.cli.common.exit_codes import CliError
 from homing.cli.common.flag_groups import FlagGroup
 from homing.cli.common.options import parse_choice
-from homing.cli.common.units import parse_delay, parse_time
+from homing.cli.common.units import parse_duration_ms, parse_time
 
 if TYPE_CHECKING:
     from homing.core.notifications import Filter
@@ -87,7 +87,7 @@ class FilterFlags(FlagGroup):
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise CliError(f"--metadata: is {text!r}; must be KEY=VALUE, e.g. entry_id=42")
+        raise CliError(f"--metadata: is {text!r}; it must be KEY=VALUE, e.g. entry_id=42")
     return key, value
 
 
@@ -97,6 +97,5 @@ def _ago(text: str | None, flag: str) -> datetime | None:
         return None
     if "T" in text or text.count("-") >= 2:
         return parse_time(text, flag)
-    back = parse_delay(text, flag)
-    assert back is not None, "text is not None"
-    return datetime.now(UTC) - back
+    allowed = "give a time like 2026-01-31T09:00:00Z, or how long ago, like 2h"
+    return datetime.now(UTC) - timedelta(milliseconds=parse_duration_ms(text, flag, allowed=allowed))

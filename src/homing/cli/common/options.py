@@ -372,4 +372,4 @@ def parse_choice(kind: type[E], name: str | None, flag: str) -> E | None:
         if member.value.lower() == name.strip().lower().replace("-", "_"):
             return member
     allowed = ", ".join(member.value for member in kind)
-    raise CliError(f"{flag}: is {name!r}; must be one of {allowed}")
+    raise CliError(f"{flag}: is {name!r}; it must be one of {allowed}")

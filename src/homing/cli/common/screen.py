@@ -120,13 +120,17 @@ class Screen:
         for name, value in shown:
             self.line(styled(f"{name:<{width}} ", "bright_black"), value)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bool:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> bool:
         """Prints an aligned table. A column name ending in `>` aligns right; one ending in `~` may be cut.
 
+        Without rows, prints the text `empty` instead, if there is one.
         On a terminal that is too narrow, empty columns are left out first. Returns True if a cell was cut.
         Rich's tables would shorten every column on a narrow screen, and a shortened id cannot be copied.
         """
         lines = [[_spans(cell) for cell in row] for row in rows]
+        if empty and not lines:
+            self.line(empty)
+            return False
         heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
         widths = [max(_width(cell) for cell in column) for column in zip(heads, *lines, strict=True)]
         cut_any = False

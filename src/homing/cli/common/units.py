@@ -17,14 +17,19 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
 _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
-def parse_duration_ms(text: str, flag: str) -> int:
-    """Parses `10m`, `1h30m`, `500ms` or a bare number of seconds. At most 100 years are allowed."""
+_DURATION_ALLOWED = "give a duration like 500ms, 30s, 5m, 1h30m, 7d (a bare number is seconds)"
+
+
+def parse_duration_ms(text: str, flag: str, *, allowed: str = _DURATION_ALLOWED) -> int:
+    """Parses `10m`, `1h30m`, `500ms` or a bare number of seconds. At most 100 years are allowed.
+
+    `allowed` is what the error for any other text tells the user to give.
+    """
     stripped = text.strip()
     if stripped.startswith("-"):
         raise CliError(f"{flag}: is {text}; it cannot be negative")
     found = read_duration(float(stripped) * 1000 if _NUMBER.fullmatch(stripped) else stripped)
     if found is None:
-        allowed = "give a duration like 500ms, 30s, 5m, 1h30m, 7d (a bare number is seconds)"
         raise CliError(f"{flag}: is {text!r}; {allowed}")
     if found > LONGEST_MS:
         raise CliError(f"{flag}: is {text}; {TOO_LONG}")

@@ -119,7 +119,7 @@ def _check_flags(limit: int | None, ids: list[str] | None) -> None:
     from homing.engine.settings import MAX_BATCH_SIZE
 
     if limit is not None and not 1 <= limit <= MAX_BATCH_SIZE:
-        raise CliError(f"--limit: is {limit}; must be from 1 to {MAX_BATCH_SIZE}")
+        raise CliError(f"--limit: is {limit}; it must be from 1 to {MAX_BATCH_SIZE}")
     if ids and len(ids) > MAX_BATCH_SIZE:
         raise CliError(f"--id: is given {len(ids)} times; at most {MAX_BATCH_SIZE} are allowed")
 

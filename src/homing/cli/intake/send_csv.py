@@ -235,7 +235,7 @@ def _parse_boolean(cell: str) -> bool:
     try:
         return _BOOLEANS[cell.strip().lower()]
     except KeyError:
-        raise InvalidRequest("bulk", f"is {cell!r}; must be true or false") from None
+        raise InvalidRequest("bulk", f"is {cell!r}; it must be true or false") from None
 
 
 def _header(reader: Iterator[list[str]], source: str, key_column: str | None) -> list[str]:

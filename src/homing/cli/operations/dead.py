@@ -129,7 +129,7 @@ async def groups(
 ) -> int:
     """Group dead letters by error, largest group first."""
     if status not in ("failed", "retrying"):
-        raise CliError(f"--status: is {status!r}; must be failed or retrying")
+        raise CliError(f"--status: is {status!r}; it must be failed or retrying")
     dead_only = status == "failed"
     async with open_engine(options, existing=True) as homing:
         found = await homing.error_groups(limit, status="failed" if dead_only else "retrying")

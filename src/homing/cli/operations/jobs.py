@@ -33,6 +33,9 @@ async def list_(options: Options, json: Json = False) -> int:
     if json:
         print_json({"items": found})
         return ExitCode.OK
+    if not found:
+        options.notes.line("no jobs")
+        return ExitCode.OK
     options.screen.table(
         ("JOB", "COMMAND", "STATUS", "DONE>", "STARTED", "WHO~"),
         [

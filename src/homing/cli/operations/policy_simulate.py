@@ -186,7 +186,7 @@ def _which(name: str) -> tuple[str, ...]:
     if name == "both":
         return PROVIDERS
     if name not in PROVIDERS:
-        raise CliError(f"--outage-of: is {name!r}; must be one of {', '.join(PROVIDERS)} or both")
+        raise CliError(f"--outage-of: is {name!r}; it must be one of {', '.join(PROVIDERS)} or both")
     return (name,)
 
 

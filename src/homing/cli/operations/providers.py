@@ -39,7 +39,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List providers with their routes, weights, limits and breakers."""
+    """List providers with their routes, limits and breakers."""
     async with open_engine(options, existing=True) as homing:
         found = await homing.providers()
     if json:
@@ -118,7 +118,7 @@ async def open_(
 async def close(
     options: Options, name: Name, who: Who = None, why: Why = "", lasting: For = None, json: Json = False
 ) -> int:
-    """Use a provider regardless of failures: hold its breaker closed. Undo it with `auto`."""
+    """Use a provider despite failures: hold its breaker closed. Undo it with `auto`."""
     from homing.core.routing.breaker import Phase
 
     return await _force(options, name, Phase.CLOSED, who, why, lasting, json=json)
@@ -167,6 +167,9 @@ async def list_splits(options: Options, json: Json = False) -> int:
         found = await homing.splits.list()
     if json:
         print_json(found)
+        return ExitCode.OK
+    if not found:
+        options.notes.line("no channel has several providers")
         return ExitCode.OK
     options.screen.table(
         ("CHANNEL", "SHARES", "OVERRIDE~"),

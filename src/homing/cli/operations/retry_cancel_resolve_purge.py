@@ -19,7 +19,6 @@ from homing.cli.common.options import (
     Why,
     command,
     open_engine,
-    parse_choice,
     record_audit,
 )
 from homing.cli.common.progress import ProgressBar
@@ -108,9 +107,9 @@ async def resolve(
     """Set the final status of an in_doubt notification."""
     from homing.core.notifications import Status
 
-    chosen = parse_choice(Status, status, "status")
-    if chosen not in (Status.SENT, Status.FAILED):
-        raise CliError(f"status: is {status!r}; must be sent or failed")
+    chosen = {one.value: one for one in (Status.SENT, Status.FAILED)}.get(status.strip().lower())
+    if chosen is None:
+        raise CliError(f"status: is {status!r}; it must be sent or failed")
     async with open_engine(options, existing=True) as homing:
         by = await record_audit(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
         await homing.resolve(id, chosen, who=by, why=why)

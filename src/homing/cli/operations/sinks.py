@@ -32,6 +32,9 @@ async def list_(options: Options, json: Json = False) -> int:
     if json:
         print_json({"items": list(map(sink_status, found))})
         return ExitCode.OK
+    if not found:
+        options.notes.line("no sinks; a process registers those of its settings when it starts to deliver")
+        return ExitCode.OK
     options.screen.table(
         ("NAME", "KIND", "WAITING>", "OLDEST", "PARKED>", "LAST SEEN", "EVENTS~"),
         [

@@ -42,17 +42,20 @@ async def stats(options: Options, json: Json = False) -> int:
     screen.line("Notifications by status", style="bold")
     screen.table(
         ("STATUS", "COUNT>"),
-        [(styled(name), f"{count:,}") for name, count in counts.items() if count] or [("none", 0)],
+        [(styled(name), f"{count:,}") for name, count in counts.items() if count],
+        empty="none",
     )
     screen.heading("By number of attempts made")
     screen.table(
         ("ATTEMPTS>", "COUNT>", "WAITING>", "FAILED>"),
         [(s.attempts, s.count, s.pending_count, s.failed_count) for s in retries],
+        empty="none",
     )
     screen.heading("Success by attempt (including purged notifications)")
     screen.table(
         ("ATTEMPTS>", "TOTAL>", "SENT>", "FAILED>", "SUCCESS>"),
         [(s.attempts, s.total, s.succeeded, s.failed, f"{s.success_rate:.2f} %") for s in success],
+        empty="none",
     )
     screen.heading("The last 24 hours, by hour")
     screen.table(
@@ -85,6 +88,7 @@ async def stats(options: Options, json: Json = False) -> int:
             )
             for s in sums
         ],
+        empty="none",
     )
     return ExitCode.OK
 

@@ -194,7 +194,7 @@ async def waiting(
 
     base = parse_delay(delay_, "--delay")
     if by not in ("due", "last-attempt"):
-        raise CliError(f"--by: is {by!r}; must be due or last-attempt")
+        raise CliError(f"--by: is {by!r}; it must be due or last-attempt")
     async with open_engine(options, existing=True) as homing:
         found = await homing.waiting(base, limit=limit, by="due" if by == "due" else "last-attempt")
         due = [homing.next_retry_time(one, base) for one in found]

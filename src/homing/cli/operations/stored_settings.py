@@ -14,14 +14,14 @@ from homing.cli.root import add_command_group
 if TYPE_CHECKING:
     from homing.engine.operations.stored_settings import StoredSetting
 
-settings = add_command_group("settings", "Settings in the store, which can be changed at runtime.")
+settings = add_command_group("settings", "List and change the settings that are kept in the store.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The setting, e.g. batch_size.")]
 
 
 @command(settings, "list")
 async def list_settings(options: Options, json: Json = False) -> int:
-    """List the settings that can be changed at runtime."""
+    """List the settings that can be changed at run time."""
     async with open_engine(options, existing=True) as homing:
         found = await homing.stored_settings.list()
     if json:

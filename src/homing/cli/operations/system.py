@@ -30,6 +30,7 @@ async def system(options: Options, json: Json = False) -> int:
             (one.name, styled(one.state.value), format_relative_time(one.seen_at), ", ".join(one.providers))
             for one in found.workers
         ],
+        empty="none",
     )
     screen.heading("Sinks")
     screen.table(
@@ -45,6 +46,7 @@ async def system(options: Options, json: Json = False) -> int:
             )
             for one in found.sinks
         ],
+        empty="none",
     )
     if found.bridges:
         screen.heading("Bridges")

@@ -135,6 +135,9 @@ async def versions(options: Options, key: Key, json: Json = False) -> int:
     if json:
         print_json({"items": found})
         return ExitCode.OK
+    if not found:
+        options.notes.line(f"no versions of {key} are stored for tenant {homing.tenant!r}")
+        return ExitCode.OK
     options.screen.table(
         ("VERSION>", "WHEN", "WHO"),
         [(str(one.version), format_local_time(one.updated_at), one.updated_by) for one in found],

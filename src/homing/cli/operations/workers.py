@@ -21,6 +21,9 @@ async def workers(options: Options, json: Json = False) -> int:
     if json:
         print_json({"items": found})
         return ExitCode.OK
+    if not found:
+        options.notes.line("no workers; start one with `homing worker`")
+        return ExitCode.OK
     options.screen.table(
         ("NAME", "STATE", "VERSION", "STARTED", "SEEN", "SLOTS>", "PROVIDERS~"),
         [

@@ -92,7 +92,7 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
     known = [part.name for part in PARTS]
     for name in only:
         if name not in known:
-            raise CliError(f"--only: is {name!r}; must be one of {', '.join(known)}")
+            raise CliError(f"--only: is {name!r}; it must be one of {', '.join(known)}")
     cancel_on_sigterm()
     with ProgressBar(options, "bench", 100) as bar:
         try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from homing.settings import Settings
 
 
-db = add_command_group("db", "Migrate, check, back up, copy and remove the store.")
+db = add_command_group("db", "Migrate, check, back up, copy and uninstall the store.")
 
 
 @command(db, "migrate")
@@ -54,7 +54,7 @@ async def migrate(options: Options, json: Json = False) -> int:
 async def _store_sql_delays(store: Backend, settings: Settings) -> None:
     """Writes the retry delays for the new SQL functions, which return them before a worker runs.
 
-    Rules that were set at runtime count too. Later, workers keep the delays up to date.
+    Rules that were set at run time count too. Later, workers keep the delays up to date.
     """
     from homing.core.ports.stores import Inbox
     from homing.core.retry.presets import find_preset
@@ -187,14 +187,14 @@ async def copy(
 async def uninstall(
     options: Options,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Remove it. Without --yes, only show what would be.")
+        bool, typer.Option("--yes", help="Remove it; without --yes, show what would be removed.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Accept running workers, and functions that would fail.")
     ] = False,
     json: Json = False,
 ) -> int:
-    """Take Homing out of a PostgreSQL database, with all notifications. Objects of others stay."""
+    """Remove Homing and all its data from a PostgreSQL database. Objects of others stay."""
     from homing.core.ports.stores import SupportsUninstall
 
     settings = options.settings()
