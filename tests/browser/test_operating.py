@@ -12,11 +12,14 @@ from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
 from homing import Homing
+from homing.core.errors import StoreUnavailable
 from homing.core.notifications import Channel
+from homing.core.overview import Overview
 from homing.core.ports.bridges import BridgeState
 from homing.core.ports.stores import SinkRegistration
 from homing.core.ports.timers import TimerState
 from homing.core.retry.policy import Backoff, Jitter, PolicyPatch, Rule
+from homing.dashboard import live
 from homing.dashboard.screens import dead_letters, waiting
 from homing.engine.operations import commands, searches
 from homing.engine.upkeep.process_reports import ProcessReport, ProcessReports
@@ -373,12 +376,54 @@ def test_a_stream_that_is_cut_is_shown_as_lost_and_resumed(
         page.goto(f"{base}/ui/tail")
         expect(page.locator("#stream")).to_have_text("live")
         proxy.cut()
-        expect(page.locator("#stream")).to_have_text("connection lost, trying again")
+        expect(page.locator("#stream")).to_have_text("out of date: connection lost, trying again")
         site.send("meanwhile@example.org")
         proxy.resume()
         expect(page.locator("#stream")).to_have_text("live")
         expect(page.locator("#tail")).to_contain_text("meanwhile@example.org")
         page.goto("about:blank")
+
+
+def test_figures_that_cannot_be_read_do_not_look_current(
+    site: DashboardSite, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("live")
+
+    async def fail() -> Overview:
+        raise StoreUnavailable("no connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.homing, "overview", fail)
+        expect(page.locator("#stream")).to_have_text("out of date: the figures cannot be read, trying again")
+        expect(page.locator("#stream")).to_have_class("lost")
+        expect(page.locator("#verdict")).to_contain_text("All is well")
+    expect(page.locator("#stream")).to_have_text("live")
+    expect(page.locator("#stream")).not_to_have_class("lost")
+
+
+def test_an_open_page_says_that_its_session_has_ended(
+    site: DashboardSite, open_context: OpenContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_CHECK_S", 0.0)
+    page = open_context(strict=False).new_page()  # the browser reports the status 401
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("live")
+    (cookie,) = page.context.cookies()
+    site.on_loop(lambda homing: homing.web_sessions.end(cookie["value"]))
+    expect(page.locator("#stream")).to_have_text("out of date: your session has ended, load the page again")
+    page.keyboard.press("r")
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+
+
+def test_a_page_without_a_stream_keeps_its_content_and_says_so(
+    site: DashboardSite, open_context: OpenContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_STREAMS", 0)
+    page = open_context(strict=False).new_page()  # the browser reports the status 503
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("not live: load the page again for newer figures")
+    expect(page.locator("#verdict")).to_contain_text("All is well")
 
 
 def test_the_keyboard_alone_acknowledges_a_dead_letter(site: DashboardSite, page: Page) -> None:

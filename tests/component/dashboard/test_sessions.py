@@ -314,7 +314,7 @@ async def test_an_administrator_of_another_tenant_reaches_only_the_own_keys(
     assert await site.homing.tenants.enabled("rival")
     token = await operator.form_token()
     own = await operator.post("/ui/tenants/disable", {"form_token": token, "name": "default"})
-    assert own.status == 409, "nobody could sign in again"
+    assert own.status == 409, "no one could sign in again"
     control = await operator.post(f"/ui/keys/{theirs.id}/revoke", {"form_token": token})
     assert (control.status, control.headers["location"]) == (303, "../../keys?tenant=rival&done=revoked")
     entry = (await site.homing.audit.list("rival", limit=1)).items[0]
