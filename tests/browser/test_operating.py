@@ -92,6 +92,55 @@ def test_pages_that_had_too_little_time_say_that_they_are_not_complete_and_go_on
     expect(page.get_by_role("heading", name="Waiting", exact=True)).to_be_visible()
 
 
+def test_all_that_waits_is_retried_or_cancelled_by_a_job(site: DashboardSite, page: Page) -> None:
+    site.pigeon.up = site.hawk.up = False
+    orders = site.send(*(f"reader{i}@example.org" for i in range(3)), type="order")
+    site.wait_for(orders, "retrying")
+    news = site.send(*(f"reader{i}@example.org" for i in range(4)), type="news")
+    site.wait_for(news, "retrying", "pending")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/find?type=news")
+    page.get_by_role("link", name="Retry or cancel all that match").click()
+    expect(page.locator(".verdict")).to_contain_text("This would retry 4 notifications")
+    page.get_by_label("Command").select_option("cancel")
+    page.get_by_role("button", name="Estimate again").click()
+    expect(page.locator(".verdict")).to_contain_text("This would cancel 4 notifications")
+    page.get_by_label("Reason").fill("the wrong campaign")
+    page.get_by_role("button", name="Cancel 4").click()
+    expect(page.locator("#job .tag").first).to_have_text("done")
+    expect(page.locator("#job")).to_contain_text("status is pending or retrying, type is news")
+    site.wait_for(news, "cancelled")
+    page.goto(f"{site.url}/ui/waiting")
+    page.get_by_role("link", name="Cancel…").click()
+    expect(page.locator(".verdict")).to_contain_text("This would cancel 3 notifications")
+    page.goto(f"{site.url}/ui/waiting")
+    page.get_by_role("link", name="Retry or cancel all that wait…").click()
+    expect(page.locator(".verdict")).to_contain_text("This would retry 3 notifications")
+    assert {site.on_loop(lambda homing, id=id: homing.get(id)).status.value for id in orders} <= {  # type: ignore[misc]
+        "retrying",
+        "pending",
+        "sending",
+    }, "a plan changes nothing"
+
+
+def test_dead_letters_that_a_filter_selects_are_acknowledged(site: DashboardSite, page: Page) -> None:
+    ids = kill_mail(site, 2)
+    site.wait_for(site.send("hostile@example.org", type="newsletter"), "failed")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/dead-letters")
+    page.get_by_label("Error code").fill("550")
+    page.get_by_role("button", name="Act on all that match").click()
+    expect(page.locator(".verdict")).to_contain_text("This would resend 2 dead letters")
+    page.get_by_label("Command").select_option("acknowledge")
+    page.get_by_role("button", name="Estimate again").click()
+    page.get_by_label("Reason").fill("seen")
+    page.get_by_role("button", name="Acknowledge 2").click()
+    expect(page.locator("#job .tag").first).to_have_text("done")
+    assert all(site.on_loop(lambda homing, id=id: homing.get(id)).acknowledged_at for id in ids)  # type: ignore[misc]
+    page.goto(f"{site.url}/ui/dead-letters?acknowledged=yes")
+    expect(page.get_by_role("button", name="Act on all that match")).to_have_count(0)
+
+
 def _resent(site: DashboardSite, id: str) -> str:
     async def find(homing: object) -> str:
         return (await site.homing.get(id)).resent_as or ""

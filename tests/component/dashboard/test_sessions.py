@@ -400,6 +400,27 @@ async def test_a_form_that_cannot_be_read_does_not_sign_in_or_out(site: Site) ->
     assert (await person.get("/ui/jobs")).status == 200
 
 
+async def test_a_job_can_only_do_what_makes_sense_for_what_it_acts_on(site: Site) -> None:
+    person = await site.signed_in()
+    token = await person.form_token()
+    wrong = (
+        ("dead-letters", "", "cancel", "command: is cancel; here, it must be resend or acknowledge"),
+        ("find", "retrying", "resend", "command: is resend; here, it must be retry or cancel"),
+        ("find", "sent", "retry", "status: is sent; jobs act on dead letters and on what waits"),
+        ("find", "waiting", "purge", "command: "),
+    )
+    for folder, status, command, problem in wrong:
+        fields = {"status": status, "command": command, "why": "x"}
+        shown = await person.get(f"/ui/{folder}/plan?{urlencode(fields)}")
+        started = await person.post(f"/ui/{folder}/start", {"form_token": token, **fields})
+        for answer in (shown, started):
+            assert (answer.status, problem in answer.text) == (422, True), (fields, answer.text)
+    assert await site.homing.jobs.list("default") == ()
+    fields = {"form_token": token, "status": "waiting", "command": "cancel", "why": "x", "rate": "fast"}
+    answer = await person.post("/ui/find/start", fields)
+    assert "rate: is not a number; give notifications per second" in answer.text
+
+
 async def test_signing_out_needs_the_form_too(site: Site) -> None:
     person = await site.signed_in()
     token = await person.form_token()
