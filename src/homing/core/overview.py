@@ -123,6 +123,10 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
         )
         return on_trial and self.waits_ms(now) > _STUCK_AFTER_MS
 
+    def has_no_provider(self, now: datetime) -> bool:
+        """Returns True if no provider of the channel works, or its providers are only tried now and then."""
+        return self.is_stopped or self.is_stuck(now)
+
     def waits_ms(self, now: datetime) -> int:
         """Returns for how long the oldest notification that is late has been due."""
         return 0 if self.oldest_at is None else (now - self.oldest_at) // timedelta(milliseconds=1)
@@ -344,8 +348,8 @@ def give_verdict(
     ]
     parts += [
         f"{name_of(one.channel)} has no working provider{_causes(one, now, zone)}"
-        for one in channels
-        if (one.is_stopped or one.is_stuck(now)) and one.is_used and one not in late
+        for one in sorted(channels, key=lambda one: -one.late)
+        if one.has_no_provider(now) and one.is_used and one not in late
     ]
     level = VerdictLevel.PROBLEM if parts else VerdictLevel.WARNING
     parts = parts or [

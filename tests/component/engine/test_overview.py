@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from homing.core.times import moment
 from homing.engine.intake.dead_requests import dead_request
 from homing.engine.operations import commands, searches
 from homing.engine.operations.dead_letters import fetch_dead_letters
+from homing.engine.upkeep.alerts import Alerts
 from homing.providers.local.scripted import ScriptedProvider
 from homing.testing.builders import DAY_MS, a_notification, a_submission, an_id
 from support.engine_harness import EngineHarness, K, mail, seconds, steady
@@ -122,6 +124,37 @@ async def test_an_alert_that_is_not_raised_again_is_closed_after_some_minutes(ha
     await engine.cancel((await engine.list()).items[0].id, who="ada")
     await seconds(3_600)
     assert "ProviderFault" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_an_alert_that_tells_of_a_recovery_is_not_open(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider})
+    for _ in range(12):
+        await mail(engine)
+    await seconds(60)
+    (changed,) = [one for one in await engine.open_alerts() if one.name == "BreakerChanged"]
+    assert changed.details["phase"] != "closed"
+    provider.usual = K.ACCEPTED
+    while (await engine.providers())[0].breaker.phase is not Phase.CLOSED:
+        await seconds(10)
+    await seconds(10)
+    assert "BreakerChanged" not in [one.name for one in await engine.open_alerts()]
+    await engine.force_breaker("mail", Phase.CLOSED, who="ada")
+    await seconds(5)
+    assert "BreakerForced" in [one.name for one in await engine.open_alerts()]
+    await engine.force_breaker("mail", None, who="ada")
+    await seconds(5)
+    assert "BreakerForced" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_alerts_about_several_channels_are_open_side_by_side(harness: EngineHarness) -> None:
+    engine = await harness.open()
+    alerts = Alerts(harness.store, harness.clock, random.Random(1))
+    for channel in ("sms", "email"):
+        alerts.add("NoProviderLeft", f"no provider of {channel} is available", channel=channel)
+    await alerts.flush()
+    messages = {one.message for one in await engine.open_alerts()}
+    assert messages == {"no provider of sms is available", "no provider of email is available"}
 
 
 async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: EngineHarness) -> None:

@@ -133,6 +133,16 @@ def test_a_channel_without_a_working_provider_is_a_problem_before_anything_is_la
     assert verdict_of(late_one(troubles=(alone,)))[1].startswith("SMS is 6 min late: twilio open")
 
 
+def test_of_the_channels_without_a_working_provider_the_one_with_most_that_waits_comes_first() -> None:
+    alone = TroubledProvider(provider="mail", phase=Phase.OPEN)
+    few, many = (
+        a_channel(channel, troubles=(alone,), late=late, oldest_at=NOW - timedelta(seconds=9))
+        for channel, late in ((Channel.SMS, 2), (Channel.EMAIL, 30))
+    )
+    _, text = verdict_of(few, many)
+    assert [part.partition(" ")[0] for part in text.split("; ")] == ["Email", "SMS"]
+
+
 def test_a_channel_whose_providers_are_only_on_trial_is_a_problem_once_notifications_wait() -> None:
     trial = TroubledProvider(provider="twilio", phase=Phase.HALF_OPEN, since=NOW - timedelta(minutes=1))
     waiting = a_channel(troubles=(trial,), waiting=9, late=9, oldest_at=NOW - timedelta(seconds=15))
