@@ -12,11 +12,14 @@ from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
 from homing import Homing
+from homing.core.errors import StoreUnavailable
 from homing.core.notifications import Channel
+from homing.core.overview import Overview
 from homing.core.ports.bridges import BridgeState
 from homing.core.ports.stores import SinkRegistration
 from homing.core.ports.timers import TimerState
 from homing.core.retry.policy import Backoff, Jitter, PolicyPatch, Rule
+from homing.dashboard import live
 from homing.dashboard.screens import dead_letters, waiting
 from homing.engine.operations import commands, searches
 from homing.engine.upkeep.process_reports import ProcessReport, ProcessReports
@@ -87,6 +90,55 @@ def test_pages_that_had_too_little_time_say_that_they_are_not_complete_and_go_on
     expect(page.get_by_role("button", name="Resend all that match")).to_be_visible()
     page.goto(f"{site.url}/ui/waiting")
     expect(page.get_by_role("heading", name="Waiting", exact=True)).to_be_visible()
+
+
+def test_all_that_waits_is_retried_or_cancelled_by_a_job(site: DashboardSite, page: Page) -> None:
+    site.pigeon.up = site.hawk.up = False
+    orders = site.send(*(f"reader{i}@example.org" for i in range(3)), type="order")
+    site.wait_for(orders, "retrying")
+    news = site.send(*(f"reader{i}@example.org" for i in range(4)), type="news")
+    site.wait_for(news, "retrying", "pending")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/find?type=news")
+    page.get_by_role("link", name="Retry or cancel all that match").click()
+    expect(page.locator(".verdict")).to_contain_text("This would retry 4 notifications")
+    page.get_by_label("Command").select_option("cancel")
+    page.get_by_role("button", name="Estimate again").click()
+    expect(page.locator(".verdict")).to_contain_text("This would cancel 4 notifications")
+    page.get_by_label("Reason").fill("the wrong campaign")
+    page.get_by_role("button", name="Cancel 4").click()
+    expect(page.locator("#job .tag").first).to_have_text("done")
+    expect(page.locator("#job")).to_contain_text("status is pending or retrying, type is news")
+    site.wait_for(news, "cancelled")
+    page.goto(f"{site.url}/ui/waiting")
+    page.get_by_role("link", name="Cancel…").click()
+    expect(page.locator(".verdict")).to_contain_text("This would cancel 3 notifications")
+    page.goto(f"{site.url}/ui/waiting")
+    page.get_by_role("link", name="Retry or cancel all that wait…").click()
+    expect(page.locator(".verdict")).to_contain_text("This would retry 3 notifications")
+    assert {site.on_loop(lambda homing, id=id: homing.get(id)).status.value for id in orders} <= {  # type: ignore[misc]
+        "retrying",
+        "pending",
+        "sending",
+    }, "a plan changes nothing"
+
+
+def test_dead_letters_that_a_filter_selects_are_acknowledged(site: DashboardSite, page: Page) -> None:
+    ids = kill_mail(site, 2)
+    site.wait_for(site.send("hostile@example.org", type="newsletter"), "failed")
+    sign_in(page, site)
+    page.goto(f"{site.url}/ui/dead-letters")
+    page.get_by_label("Error code").fill("550")
+    page.get_by_role("button", name="Act on all that match").click()
+    expect(page.locator(".verdict")).to_contain_text("This would resend 2 dead letters")
+    page.get_by_label("Command").select_option("acknowledge")
+    page.get_by_role("button", name="Estimate again").click()
+    page.get_by_label("Reason").fill("seen")
+    page.get_by_role("button", name="Acknowledge 2").click()
+    expect(page.locator("#job .tag").first).to_have_text("done")
+    assert all(site.on_loop(lambda homing, id=id: homing.get(id)).acknowledged_at for id in ids)  # type: ignore[misc]
+    page.goto(f"{site.url}/ui/dead-letters?acknowledged=yes")
+    expect(page.get_by_role("button", name="Act on all that match")).to_have_count(0)
 
 
 def _resent(site: DashboardSite, id: str) -> str:
@@ -373,12 +425,54 @@ def test_a_stream_that_is_cut_is_shown_as_lost_and_resumed(
         page.goto(f"{base}/ui/tail")
         expect(page.locator("#stream")).to_have_text("live")
         proxy.cut()
-        expect(page.locator("#stream")).to_have_text("connection lost, trying again")
+        expect(page.locator("#stream")).to_have_text("out of date: connection lost, trying again")
         site.send("meanwhile@example.org")
         proxy.resume()
         expect(page.locator("#stream")).to_have_text("live")
         expect(page.locator("#tail")).to_contain_text("meanwhile@example.org")
         page.goto("about:blank")
+
+
+def test_figures_that_cannot_be_read_do_not_look_current(
+    site: DashboardSite, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("live")
+
+    async def fail() -> Overview:
+        raise StoreUnavailable("no connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.homing, "overview", fail)
+        expect(page.locator("#stream")).to_have_text("out of date: the figures cannot be read, trying again")
+        expect(page.locator("#stream")).to_have_class("lost")
+        expect(page.locator("#verdict")).to_contain_text("All is well")
+    expect(page.locator("#stream")).to_have_text("live")
+    expect(page.locator("#stream")).not_to_have_class("lost")
+
+
+def test_an_open_page_says_that_its_session_has_ended(
+    site: DashboardSite, open_context: OpenContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_CHECK_S", 0.0)
+    page = open_context(strict=False).new_page()  # the browser reports the status 401
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("live")
+    (cookie,) = page.context.cookies()
+    site.on_loop(lambda homing: homing.web_sessions.end(cookie["value"]))
+    expect(page.locator("#stream")).to_have_text("out of date: your session has ended, load the page again")
+    page.keyboard.press("r")
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+
+
+def test_a_page_without_a_stream_keeps_its_content_and_says_so(
+    site: DashboardSite, open_context: OpenContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MAX_STREAMS", 0)
+    page = open_context(strict=False).new_page()  # the browser reports the status 503
+    sign_in(page, site)
+    expect(page.locator("#stream")).to_have_text("not live: load the page again for newer figures")
+    expect(page.locator("#verdict")).to_contain_text("All is well")
 
 
 def test_the_keyboard_alone_acknowledges_a_dead_letter(site: DashboardSite, page: Page) -> None:

@@ -76,6 +76,41 @@ def test_a_link_signs_in_once(site: DashboardSite, open_context: OpenContext) ->
     expect(second.get_by_role("alert")).to_contain_text("This link was used already")
 
 
+def test_a_view_that_someone_shares_is_shown_after_the_sign_in_and_to_those_who_are_signed_in(
+    filled: FilledSite, open_context: OpenContext
+) -> None:
+    site, page = filled.site, open_context(strict=False).new_page()
+    view = f"{site.url}/ui/find?q=&status=failed&channel=email"
+
+    class Chat(BaseHTTPRequestHandler):
+        """A page of another site with a link to the view."""
+
+        def do_GET(self) -> None:
+            body = f"<a href='{view.replace('&', '&amp;')}'>look at this</a>".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Chat) as port:
+        page.goto(f"http://localhost:{port}/")
+        page.get_by_role("link").click()
+        page.get_by_label("API key or token").fill("wrong")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_have_text("This key or token is not valid.")
+        page.get_by_label("API key or token").fill(site.key("read"))
+        page.get_by_role("button", name="Sign in").click()
+        expect(page).to_have_url(view)
+        expect(page.locator("select[name=status]")).to_have_value("failed")
+        page.goto(f"http://localhost:{port}/")
+        page.get_by_role("link").click()
+        expect(page).to_have_url(view)
+        expect(page.locator("select[name=status]")).to_have_value("failed")
+
+
 def test_a_key_that_may_only_read_sees_no_action_and_cannot_act(
     filled: FilledSite, open_context: OpenContext
 ) -> None:

@@ -34,6 +34,9 @@ _NAMES = {Channel.SMS: "SMS"}
 
 _PER_CENT = 100.0
 
+_FEW = 0.01
+"""Share of a day's notifications that may wait for a retry without being worth a warning."""
+
 
 class VerdictLevel(StrEnum):
     """How bad the state is."""
@@ -89,6 +92,9 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
     """Since when the oldest of the late ones should have been sent. None if none is late."""
     complete: bool
     """False if more wait than were counted."""
+    works: bool = False
+    """True if only single notifications are late, such as those to a mailbox that is full: no more is due
+    than is sent in a minute, and most attempts of the last minutes succeeded in time."""
     troubles: tuple[TroubledProvider, ...] = ()
     """Providers of the channel whose breaker is not closed, or is forced."""
     split: SplitOverrideView | None = None
@@ -117,6 +123,10 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
         )
         return on_trial and self.waits_ms(now) > _STUCK_AFTER_MS
 
+    def has_no_provider(self, now: datetime) -> bool:
+        """Returns True if no provider of the channel works, or its providers are only tried now and then."""
+        return self.is_stopped or self.is_stuck(now)
+
     def waits_ms(self, now: datetime) -> int:
         """Returns for how long the oldest notification that is late has been due."""
         return 0 if self.oldest_at is None else (now - self.oldest_at) // timedelta(milliseconds=1)
@@ -124,6 +134,14 @@ class ChannelNow(Struct, frozen=True, kw_only=True, rename="camel"):
     def late_ms(self, now: datetime) -> int:
         """Returns how late the channel is: as the oldest that waits, or what was sent last."""
         return max(self.waits_ms(now), self.p99_late_ms or 0)
+
+    def has_retries(self, now: datetime, *, least: float = 0.0) -> bool:
+        """Returns True if the channel works, but single notifications wait for a retry for long.
+
+        They must be more than `least`, a share of what was sent in the last day.
+        """
+        sent = sum(point.sent for point in self.last_day)
+        return self.works and self.waits_ms(now) > LATE_AFTER_MS and self.late > least * sent
 
 
 class FailingHost(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -240,18 +258,18 @@ def build_points(
             sent=sum(one.sent for one in found),
             failed=sum(one.failed for one in found),
             retried=sum(one.retried for one in found),
-            p99_late_ms=p99_late_ms(found),
+            p99_late_ms=lateness_ms(found),
         )
         for at, found in steps.items()
     )
 
 
-def p99_late_ms(sums: Sequence[MinuteRollUp]) -> int | None:
-    """Returns how late 99 % of what was sent was at most, or None if nothing was sent."""
+def lateness_ms(sums: Sequence[MinuteRollUp], share: float = 0.99) -> int | None:
+    """Returns how late this share of what was sent was at most, or None if nothing was sent."""
     if not sums:
         return None
     return lateness_quantile(
-        [sum(numbers) for numbers in zip(*(s.lateness for s in sums), strict=True)], 0.99
+        [sum(numbers) for numbers in zip(*(s.lateness for s in sums), strict=True)], share
     )
 
 
@@ -266,25 +284,39 @@ def build_channel(
     troubles: Sequence[TroubledProvider],
     split: SplitOverrideView | None = None,
 ) -> ChannelNow:
-    """Builds the state of one channel from its sums of the last hour and day, and from what waits."""
+    """Builds the state of one channel from its sums of the last hour and day, and from what waits.
+
+    The groups of what waits must be split by due time: those without a step are due already.
+    """
     recent = [one for one in minutes if one.minute_at > now - RECENT - MINUTE]
     sent, failed = sum(one.sent for one in minutes), sum(one.failed for one in minutes)
     late = [one for one in waiting if one.oldest_at is not None and one.reason not in _ON_PURPOSE]
     since = [one.oldest_at for one in late if one.oldest_at is not None and one.oldest_at <= now]
+    per_minute = round(sum(one.sent for one in recent) / (RECENT / MINUTE), 1)
+    due = sum(one.count for one in waiting if one.due_from is None and one.reason not in _ON_PURPOSE)
     return ChannelNow(
         channel=channel,
-        per_minute=round(sum(one.sent for one in recent) / (RECENT / MINUTE), 1),
+        per_minute=per_minute,
         success_rate=round(_PER_CENT * sent / (sent + failed), 2) if sent + failed else None,
-        p99_late_ms=p99_late_ms(recent),
+        p99_late_ms=lateness_ms(recent),
         waiting=sum(one.count for one in waiting),
         late=sum(one.late for one in late),
         oldest_at=min(since, default=None),
         complete=complete,
+        works=due <= per_minute
+        and not any(one.phase is not Phase.CLOSED and one.failed_over_to is None for one in troubles)
+        and _mostly_succeeds(recent if any(one.attempts for one in recent) else minutes),
         troubles=tuple(troubles),
         split=split,
         last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
         last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
     )
+
+
+def _mostly_succeeds(minutes: Sequence[MinuteRollUp]) -> bool:
+    """Returns True if at least half of the attempts succeeded, and most of what was sent was in time."""
+    sent, retried = sum(one.sent for one in minutes), sum(one.retried for one in minutes)
+    return sent > 0 and sent >= retried and (lateness_ms(minutes, 0.5) or 0) <= LATE_AFTER_MS
 
 
 def give_verdict(
@@ -300,7 +332,7 @@ def give_verdict(
     Times of day are in this time zone.
     """
     late = sorted(
-        (one for one in channels if one.late_ms(now) > LATE_AFTER_MS),
+        (one for one in channels if one.late_ms(now) > LATE_AFTER_MS and not (one.works and live_workers)),
         key=lambda one: one.late_ms(now),
         reverse=True,
     )
@@ -316,21 +348,33 @@ def give_verdict(
     ]
     parts += [
         f"{name_of(one.channel)} has no working provider{_causes(one, now, zone)}"
-        for one in channels
-        if (one.is_stopped or one.is_stuck(now)) and one.is_used and one not in late
+        for one in sorted(channels, key=lambda one: -one.late)
+        if one.has_no_provider(now) and one.is_used and one not in late
     ]
     level = VerdictLevel.PROBLEM if parts else VerdictLevel.WARNING
-    parts = parts or _troubles_in_time(channels, now, zone)
+    parts = parts or [
+        *_troubles_in_time(channels, now, zone),
+        *(_retries(one, now) for one in channels if one.has_retries(now, least=_FEW)),
+    ]
     if failed_last_hour:
         parts.append(
             f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
         )
     if parts:
-        return level, "; ".join(parts)
+        text = "; ".join(parts)
+        return level, text[0].upper() + text[1:]
     if not live_workers:
         return VerdictLevel.WARNING, "No worker is live, and nothing is due"
     sent = sum(point.sent for one in channels for point in one.last_hour)
-    return VerdictLevel.OK, f"All is well: {sent:,} sent in the last hour, and nothing is late"
+    retries = [_retries(one, now) for one in channels if one.has_retries(now)]
+    rest = f"; {'; '.join(retries)}" if retries else ", and nothing is late"
+    return VerdictLevel.OK, f"All is well: {sent:,} sent in the last hour{rest}"
+
+
+def _retries(one: ChannelNow, now: datetime) -> str:
+    more = "" if one.complete else "more than "
+    name = _NAMES.get(one.channel, one.channel.value)
+    return f"{name} has {more}{one.late:,} waiting for a retry, oldest {_spoken(one.waits_ms(now))}"
 
 
 def name_of(channel: Channel) -> str:

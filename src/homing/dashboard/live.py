@@ -1,7 +1,7 @@
 """Updates of open pages by server-sent events: one tick per process, whatever the number of open tabs.
 
 Tabs that show the same part with the same rights share one view, which is rendered once per tick. While no
-tab is open, nothing is read.
+tab is open, nothing is read. If a view cannot be rendered, its tabs learn that what they show is out of date.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ MAX_VIEWS = 50
 
 _CHECK_S = 15.0
 """Seconds between two checks that the session of a stream is still valid. A comment keeps the stream open."""
+
+_RENDER_S = 10.0
+"""Maximum time of the update of one view, so that a store that hangs does not look as if nothing changed."""
+
+STALE = "event: stale\ndata: -\n\n"
+"""Event after which the figures that a tab shows are out of date, because they cannot be read."""
+
+CURRENT = "event: current\ndata: -\n\n"
+"""Event after which they are up to date again."""
 
 FORM_TOKEN_PLACE = "form-token-of-this-session"  # noqa: S105 (no secret)
 """Text in a shared view that each stream replaces by the token of its own session."""
@@ -73,13 +82,16 @@ class LiveFeed:
         self.streams += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._tick(), name="homing-dashboard-tick")
-        seen, loop = -1, asyncio.get_running_loop()
+        seen, stale, loop = -1, False, asyncio.get_running_loop()
         checked = loop.time()
         try:
             while not self.stopping():
                 if view.number != seen:
                     seen = view.number
                     yield _event(view.html.replace(FORM_TOKEN_PLACE, form_token), seen)
+                if view.is_stale != stale:
+                    stale = view.is_stale
+                    yield STALE if stale else CURRENT
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await view.changed.wait()
@@ -110,16 +122,21 @@ class LiveFeed:
 
     async def _update(self, view: _View) -> None:
         try:
-            html = await view.render()
-        except HomingError as error:
-            log.info("a live view cannot be rendered: %s", type(error).__name__)
-            return
+            async with asyncio.timeout(_RENDER_S):
+                html = await view.render()
         except Exception as error:
-            log.error("a live view cannot be rendered: %s", type(error).__name__, exc_info=error)
+            if not view.is_stale:
+                expected = isinstance(error, HomingError | TimeoutError)
+                log.log(
+                    logging.WARNING if expected else logging.ERROR,
+                    "a live view is out of date, because it cannot be rendered: %s",
+                    type(error).__name__,
+                    exc_info=None if expected else error,
+                )
+            view.fail()
             return
         self.rendered += 1
-        if html != view.html:
-            view.show(html)
+        view.show(html)
 
 
 def pause_s(took_s: float) -> float:
@@ -134,12 +151,26 @@ class _View:
         self.render = render
         self.html = ""
         self.number = -1
+        self.is_stale = False
+        """True if the last update failed."""
         self.tabs = 0
         self.changed = asyncio.Event()
 
     def show(self, html: str) -> None:
-        self.html = html
-        self.number += 1
+        """Stores the HTML, and wakes the tabs if it has changed or was out of date."""
+        if html == self.html and not self.is_stale:
+            return
+        self.number += html != self.html
+        self.html, self.is_stale = html, False
+        self._wake()
+
+    def fail(self) -> None:
+        """Notes that the HTML is out of date."""
+        if not self.is_stale:
+            self.is_stale = True
+            self._wake()
+
+    def _wake(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 

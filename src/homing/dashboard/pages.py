@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
@@ -29,7 +28,7 @@ from homing.dashboard.live import FORM_TOKEN_PLACE, LiveFeed
 from homing.dashboard.rendering import render
 from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, respond_with_file
-from homing.dashboard.visits import DashboardTools, ScreenRoute, Screens, Visit, read_form
+from homing.dashboard.visits import DashboardTools, ScreenRoute, Screens, Visit, own_page, read_form
 from homing.engine.access.web_sessions import WebSession
 from homing.http_server.asgi import RequestIds, RequestObserver
 
@@ -46,8 +45,6 @@ _MAX_REQUESTS = 100
 _ANSWER_S = 10.0
 
 _LIVE = "/ui/live/"
-
-_SAFE_PATH = re.compile(r"[a-z][A-Za-z0-9_.~%/-]{0,300}")
 
 _EXPORT, _EXPORT_S = "/ui/export", 120.0
 
@@ -299,22 +296,21 @@ def _failure(request: Request, error: HomingError) -> Response:
 
 
 def _problem(request: Request, status: int, title: str, text: str) -> Response:
-    base = "../" * (request.url.path.count("/") - 2)
-    page = render("problem.html", title=title, text=text, base=base, back=_page_before(request))
+    base, before = "../" * (request.url.path.count("/") - 2), _page_before(request)
+    back = base + before if before else ""
+    sign_in = f"{base}sign-in" + (f"?{urlencode({'next': before})}" if before else "")
+    page = render("problem.html", title=title, text=text, base=base, back=back, sign_in=sign_in)
     return HTMLResponse(page, status)
 
 
 def _page_before(request: Request) -> str:
-    """Returns the relative address of the page with the form or link that led here, or nothing.
+    """Returns the address of the page with the form or link that led here, or nothing.
 
     Browsers name it only if it is a page of this service.
     """
     before, host = urlsplit(request.headers.get("referer", "")), request.headers.get("host", "")
     _, found, path = before.path.partition(PREFIX)
-    if not found or before.netloc != host or not _SAFE_PATH.fullmatch(path) or path.startswith("sign-in"):
-        return ""
-    query = f"?{before.query}" if before.query and before.query.isascii() else ""
-    return "../" * (request.url.path.count("/") - 2) + path + query
+    return own_page(path, before.query) if found and before.netloc == host else ""
 
 
 def _header(scope: Mapping[str, Any], name: bytes) -> str | None:

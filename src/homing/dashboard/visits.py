@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -30,6 +31,8 @@ _MAX_FIELDS = 60
 
 READERS = (Scope.READ, Scope.OPERATE)
 """Scopes of which one is needed to see notifications."""
+
+_SAFE_PATH = re.compile(r"[a-z][A-Za-z0-9_.~%/-]{0,300}")
 
 NOTICES = {
     "cancelled": "Cancelled. An attempt that is in flight still ends.",
@@ -206,6 +209,16 @@ class Screens:
             return handler
 
         return add
+
+
+def own_page(path: str, query: str = "") -> str:
+    """Returns the address of a page, relative to the folder of all pages. Empty if it leads elsewhere.
+
+    The page for signing in is none to return to.
+    """
+    if not _SAFE_PATH.fullmatch(path) or ".." in path or path.startswith("sign-in"):
+        return ""
+    return f"{path}?{query}" if query and query.isascii() and query.isprintable() else path
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from homing.core.errors import NotFound
+from homing.core.errors import NotFound, StoreUnavailable
 from homing.dashboard import live as module
 from homing.dashboard.live import FORM_TOKEN_PLACE, LiveFeed
 
@@ -105,6 +105,33 @@ async def test_a_view_that_cannot_be_rendered_does_not_stop_the_others(
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_tab_learns_that_its_figures_are_out_of_date_and_when_they_are_current_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: bool
+) -> None:
+    monkeypatch.setattr(module, "_RENDER_S", 0.01)
+    answers = True
+
+    async def render() -> str:
+        if not answers and hangs:
+            await asyncio.sleep(3_600)
+        if not answers:
+            raise StoreUnavailable("no connection")
+        return "one"
+
+    feed = LiveFeed()
+    tab = feed.watch("now", render, yes, "")
+    assert await first(tab) == "id: 0\ndata: one\n\n"
+    answers = False
+    assert await first(tab) == module.STALE
+    opened_meanwhile = feed.watch("now", render, yes, "")
+    assert await first(opened_meanwhile) == "id: 0\ndata: one\n\n"
+    assert await first(opened_meanwhile) == module.STALE
+    assert caplog.text.count("TimeoutError" if hangs else "StoreUnavailable") == 1, "a line when it begins"
+    answers = True
+    assert await first(tab) == module.CURRENT, "although the figures are the same"
 
 
 async def test_the_number_of_streams_and_views_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

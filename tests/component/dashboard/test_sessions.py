@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -170,7 +171,7 @@ async def site() -> AsyncIterator[Site]:
 async def test_a_key_signs_in_and_the_cookie_is_protected(site: Site) -> None:
     person = site.person()
     asked = await person.get("/ui/notifications/some-id")
-    assert (asked.status, asked.headers["location"]) == (303, "../sign-in")
+    assert (asked.status, asked.headers["location"]) == (303, "../sign-in?next=notifications%2Fsome-id")
     answer = await person.sign_in(await site.key())
     assert answer.status == 200
     assert set(answer.headers["set-cookie"].lower().split("; ")[1:]) == {
@@ -332,6 +333,92 @@ async def test_a_rule_keeps_the_fields_that_only_the_settings_can_set(site: Site
 
 def _all_routes() -> list[Any]:
     return [one.routes for one in all_screens()]
+
+
+async def test_a_shared_view_is_shown_after_the_sign_in(site: Site) -> None:
+    person, key = site.person(), await site.key()
+    view = "find?q=ada%40example.org&status=failed"
+    asked = await person.get(f"/ui/{view}")
+    assert asked.headers["location"] == f"sign-in?{urlencode({'next': view})}"
+    form = await person.get(f"/ui/{asked.headers['location']}")
+    assert f'name="next" value="{escape(view)}"' in form.text
+    wrong = await person.post("/ui/sign-in", {"credential": "wrong", "next": view})
+    assert f'name="next" value="{escape(view)}"' in wrong.text, "a wrong key does not lose it"
+    done = await person.post("/ui/sign-in", {"credential": key, "next": view})
+    assert f'content="0;url={escape(view)}"' in done.text
+    link = await site.homing.web_sessions.create_link("default", "link:host")
+    linked = await person.get(f"/ui/sign-in?{urlencode({'link': link, 'next': view})}")
+    assert f'content="0;url={escape(view)}"' in linked.text
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "https://evil.example",
+        "//evil.example",
+        "/api/v1/openapi.json",
+        "javascript:alert(1)",
+        "../../admin",
+        "now/../../../admin",
+        "sign-in?link=x",
+        'now"><script>',
+        "now\r\nSet-Cookie: a=b",
+    ],
+)
+async def test_signing_in_leads_to_pages_of_the_dashboard_only(site: Site, elsewhere: str) -> None:
+    person = site.person()
+    assert 'name="next"' not in (await person.get(f"/ui/sign-in?{urlencode({'next': elsewhere})}")).text
+    done = await person.post("/ui/sign-in", {"credential": await site.key(), "next": elsewhere})
+    assert 'content="0;url=now"' in done.text
+
+
+async def test_a_link_on_another_site_shows_its_page_to_a_person_who_is_signed_in(site: Site) -> None:
+    person = await site.signed_in()
+    cookie, person.cookie = person.cookie, ""  # a strict cookie is not sent from another site
+    followed = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    answer = await person.get("/ui/batches/unknown?status=failed", **followed)
+    assert (answer.status, COOKIE in answer.headers.get("set-cookie", "")) == (200, False)
+    assert 'content="0;url=../batches/unknown?status=failed"' in answer.text
+    person.cookie = cookie
+    own = {"sec_fetch_site": "same-origin", "sec_fetch_mode": "navigate"}
+    assert (await person.get("/ui/batches/unknown?status=failed", **own)).status == 404
+    stranger = await site.person().get("/ui/batches/unknown", **own)
+    assert stranger.headers["location"] == "../sign-in?next=batches%2Funknown", "the control: no session"
+
+
+async def test_the_form_for_signing_in_says_who_is_signed_in(site: Site) -> None:
+    person = await site.signed_in()
+    assert "You are signed in as key:" in (await person.get("/ui/sign-in")).text
+    assert "You are signed in" not in (await site.person().get("/ui/sign-in")).text
+
+
+async def test_a_form_that_cannot_be_read_does_not_sign_in_or_out(site: Site) -> None:
+    person = await site.signed_in()
+    for path, status in (("/ui/sign-in", 422), ("/ui/sign-out", 403)):
+        answer = await person.post(path, {}, content_type="multipart/form-data; boundary=x")
+        assert (answer.status, answer.cookie) == (status, ""), path
+    assert (await person.get("/ui/jobs")).status == 200
+
+
+async def test_a_job_can_only_do_what_makes_sense_for_what_it_acts_on(site: Site) -> None:
+    person = await site.signed_in()
+    token = await person.form_token()
+    wrong = (
+        ("dead-letters", "", "cancel", "command: is cancel; here, it must be resend or acknowledge"),
+        ("find", "retrying", "resend", "command: is resend; here, it must be retry or cancel"),
+        ("find", "sent", "retry", "status: is sent; jobs act on dead letters and on what waits"),
+        ("find", "waiting", "purge", "command: "),
+    )
+    for folder, status, command, problem in wrong:
+        fields = {"status": status, "command": command, "why": "x"}
+        shown = await person.get(f"/ui/{folder}/plan?{urlencode(fields)}")
+        started = await person.post(f"/ui/{folder}/start", {"form_token": token, **fields})
+        for answer in (shown, started):
+            assert (answer.status, problem in answer.text) == (422, True), (fields, answer.text)
+    assert await site.homing.jobs.list("default") == ()
+    fields = {"form_token": token, "status": "waiting", "command": "cancel", "why": "x", "rate": "fast"}
+    answer = await person.post("/ui/find/start", fields)
+    assert "rate: is not a number; give notifications per second" in answer.text
 
 
 async def test_signing_out_needs_the_form_too(site: Site) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
 
 from homing import Channel, InvalidRequest, Status
+from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Filter
 from homing.core.overview import VerdictLevel
+from homing.core.ports.providers import Delivery
 from homing.core.routing.breaker import Phase
 from homing.core.times import moment
 from homing.engine.intake.dead_requests import dead_request
 from homing.engine.operations import commands, searches
 from homing.engine.operations.dead_letters import fetch_dead_letters
+from homing.engine.upkeep.alerts import Alerts
 from homing.providers.local.scripted import ScriptedProvider
 from homing.testing.builders import DAY_MS, a_notification, a_submission, an_id
-from support.engine_harness import EngineHarness, K, mail, seconds
+from support.engine_harness import EngineHarness, K, mail, seconds, steady
 
 
 async def test_the_overview_of_a_quiet_engine_says_that_all_is_well(harness: EngineHarness) -> None:
@@ -46,6 +50,38 @@ async def test_an_outage_is_named_with_its_provider_and_what_waits(harness: Engi
     email = found.of(Channel.EMAIL)
     assert [one.provider for one in email.troubles] == ["mail"]
     assert email.troubles[0].failed_over_to is None
+
+
+async def test_single_notifications_that_wait_for_a_retry_do_not_make_their_channel_late(
+    harness: EngineHarness,
+) -> None:
+    def send(delivery: Delivery) -> Outcome:
+        busy = delivery.address == "busy@example.org"
+        return Outcome(K.TRANSIENT, error_code="450", error="mailbox busy") if busy else Outcome(K.ACCEPTED)
+
+    engine = await harness.open({"mail": ScriptedProvider(usual=send)}, rules=steady(base_ms="20m"))
+    await mail(engine, "busy@example.org")
+    for _ in range(120):
+        await mail(engine)
+        await seconds(5)
+    found = await engine.overview()
+    email = found.of(Channel.EMAIL)
+    assert (email.late, email.works) == (1, True)
+    assert found.level is VerdictLevel.OK
+    sent = "All is well: 120 sent in the last hour"
+    assert found.verdict == f"{sent}; email has 1 waiting for a retry, oldest 10 min"
+    for _ in range(2):
+        await mail(engine, "busy@example.org")
+    await seconds(5)
+    found = await engine.overview()
+    assert found.level is VerdictLevel.WARNING, "more than one in a hundred"
+    assert found.verdict == "Email has 3 waiting for a retry, oldest 10 min"
+    await engine.stop_worker()
+    await mail(engine)
+    await seconds(100)
+    found = await engine.overview()
+    assert found.level is VerdictLevel.PROBLEM
+    assert found.verdict.startswith("No worker is live: 4 waiting")
 
 
 async def test_the_other_provider_that_an_outage_names_is_one_that_works(harness: EngineHarness) -> None:
@@ -104,6 +140,37 @@ async def test_an_alert_that_is_not_raised_again_is_closed_after_some_minutes(ha
     await engine.cancel((await engine.list()).items[0].id, who="ada")
     await seconds(3_600)
     assert "ProviderFault" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_an_alert_that_tells_of_a_recovery_is_not_open(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider})
+    for _ in range(12):
+        await mail(engine)
+    await seconds(60)
+    (changed,) = [one for one in await engine.open_alerts() if one.name == "BreakerChanged"]
+    assert changed.details["phase"] != "closed"
+    provider.usual = K.ACCEPTED
+    while (await engine.providers())[0].breaker.phase is not Phase.CLOSED:
+        await seconds(10)
+    await seconds(10)
+    assert "BreakerChanged" not in [one.name for one in await engine.open_alerts()]
+    await engine.force_breaker("mail", Phase.CLOSED, who="ada")
+    await seconds(5)
+    assert "BreakerForced" in [one.name for one in await engine.open_alerts()]
+    await engine.force_breaker("mail", None, who="ada")
+    await seconds(5)
+    assert "BreakerForced" not in [one.name for one in await engine.open_alerts()]
+
+
+async def test_alerts_about_several_channels_are_open_side_by_side(harness: EngineHarness) -> None:
+    engine = await harness.open()
+    alerts = Alerts(harness.store, harness.clock, random.Random(1))
+    for channel in ("sms", "email"):
+        alerts.add("NoProviderLeft", f"no provider of {channel} is available", channel=channel)
+    await alerts.flush()
+    messages = {one.message for one in await engine.open_alerts()}
+    assert messages == {"no provider of sms is available", "no provider of email is available"}
 
 
 async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: EngineHarness) -> None:

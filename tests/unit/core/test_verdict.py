@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from msgspec.structs import replace
 
 from homing.core.notifications import Channel, Reason
 from homing.core.overview import (
@@ -131,6 +133,16 @@ def test_a_channel_without_a_working_provider_is_a_problem_before_anything_is_la
     assert verdict_of(late_one(troubles=(alone,)))[1].startswith("SMS is 6 min late: twilio open")
 
 
+def test_of_the_channels_without_a_working_provider_the_one_with_most_that_waits_comes_first() -> None:
+    alone = TroubledProvider(provider="mail", phase=Phase.OPEN)
+    few, many = (
+        a_channel(channel, troubles=(alone,), late=late, oldest_at=NOW - timedelta(seconds=9))
+        for channel, late in ((Channel.SMS, 2), (Channel.EMAIL, 30))
+    )
+    _, text = verdict_of(few, many)
+    assert [part.partition(" ")[0] for part in text.split("; ")] == ["Email", "SMS"]
+
+
 def test_a_channel_whose_providers_are_only_on_trial_is_a_problem_once_notifications_wait() -> None:
     trial = TroubledProvider(provider="twilio", phase=Phase.HALF_OPEN, since=NOW - timedelta(minutes=1))
     waiting = a_channel(troubles=(trial,), waiting=9, late=9, oldest_at=NOW - timedelta(seconds=15))
@@ -216,6 +228,60 @@ def test_a_channel_has_its_rate_success_lateness_and_series() -> None:
     assert made.last_hour[-1].at == NOW.replace(second=0)
     assert made.last_hour[-1].p99_late_ms is None
     assert (made.last_hour[-31].failed, made.last_hour[-2].sent) == (5, 10)
+
+
+def works(
+    minutes: Sequence[MinuteRollUp],
+    *,
+    waiting: Sequence[WaitingGroup] = (),
+    troubles: Sequence[TroubledProvider] = (),
+) -> bool:
+    made = build_channel(
+        Channel.SMS,
+        now=NOW,
+        minutes=minutes,
+        quarters=[],
+        waiting=waiting,
+        complete=True,
+        troubles=troubles,
+    )
+    return made.works
+
+
+def test_a_channel_works_if_most_attempts_of_the_last_minutes_succeed_in_time_and_what_is_due_is_sent() -> (
+    None
+):
+    good, bad = a_minute(1, sent=10, attempts=11, retried=1), a_minute(2, attempts=20, retried=20)
+    alone = replace(TWILIO, failed_over_to=None)
+    retry = a_group(9, 9, 1_200, due_from=NOW + timedelta(minutes=5))
+    assert works([good], waiting=[retry])
+    assert works([good], waiting=[retry, a_group(2, 2, 1_200)]), "two are sent in a minute"
+    assert not works([good], waiting=[a_group(3, 3, 1_200)])
+    assert works([good], waiting=[a_group(3, 3, 1_200, reason=Reason.QUIET_HOURS)])
+    assert works([good], troubles=[TWILIO]), "another provider works"
+    assert not works([good, bad]), "most attempts fail"
+    assert works([good, a_minute(30, attempts=20, retried=20)]), "the failures were earlier"
+    assert not works([a_minute(1, attempts=1, retried=1), a_minute(30, sent=9, attempts=9)])
+    assert works([a_minute(30, sent=9, attempts=9)]), "nothing was tried in the last minutes"
+    assert not works([]), "nothing shows that it works"
+    assert not works([a_minute(1, sent=9, attempts=9, late_ms=70_000)]), "what is sent is late"
+    assert not works([good], troubles=[alone])
+
+
+def test_single_notifications_that_wait_for_a_retry_are_no_trouble_of_their_channel() -> None:
+    hour = build_points([a_minute(1, sent=500)], now=NOW, step=timedelta(minutes=1), number=60)
+    few = replace(late_one(20), works=True, late=5, last_hour=hour, last_day=hour)
+    assert verdict_of(few) == (
+        VerdictLevel.OK,
+        "All is well: 500 sent in the last hour; SMS has 5 waiting for a retry, oldest 20 min",
+    )
+    assert verdict_of(few, failed=2) == (VerdictLevel.WARNING, "2 dead letters in the last hour")
+    assert verdict_of(replace(few, late=6)) == (
+        VerdictLevel.WARNING,
+        "SMS has 6 waiting for a retry, oldest 20 min",
+    )
+    assert verdict_of(replace(few, works=False))[0] is VerdictLevel.PROBLEM
+    assert verdict_of(few, workers=0)[1] == "No worker is live: 5 waiting, oldest 20 min"
 
 
 def test_a_channel_without_any_figures_has_none() -> None:

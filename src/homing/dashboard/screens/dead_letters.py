@@ -1,9 +1,9 @@
-"""Dead letters: grouped by error, then tried out, and acted on as a paced job that survives restarts."""
+"""Dead letters, grouped by error, and the paced jobs that act on all that match. A job survives restarts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 from msgspec.structs import replace
 from starlette.responses import Response
@@ -11,7 +11,8 @@ from starlette.responses import Response
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest
 from homing.core.lifecycle.commands import CommandName
-from homing.core.lifecycle.jobs import BULK_COMMANDS, Job, JobStatus, is_resumable
+from homing.core.lifecycle.jobs import Job, JobStatus, is_resumable
+from homing.core.lifecycle.states import WAITING
 from homing.core.notifications import Channel, Filter, Page, Reason, Status
 from homing.core.plain_values import enum_member
 from homing.core.request_decoding import read_filter
@@ -31,14 +32,17 @@ _LISTED = timedelta(milliseconds=100)
 
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
 
-_COMMANDS = (CommandName.RESEND, CommandName.ACKNOWLEDGE)
-"""Commands that make sense for dead letters."""
+_COMMANDS = {
+    "failed": (CommandName.RESEND, CommandName.ACKNOWLEDGE),
+    "waiting": (CommandName.RETRY, CommandName.CANCEL),
+}
+"""What a job acts on → commands that make sense for it, the usual one first."""
 
 
 @screens.get("dead-letters")
 async def show_dead_letters(visit: Visit) -> Response:
     """Shows the groups of dead letters and, below them, single ones."""
-    chosen = _filter(visit.query)
+    chosen = _filter({name: visit.query.get(name, "") for name in _FILTER_FIELDS})
     seen = {"yes": True, "no": False}.get(visit.query.get("acknowledged", "no"))
     cursor = visit.query.get("cursor") or None
     page = await fetch_dead_letters(
@@ -72,38 +76,45 @@ async def read_groups(visit: Visit) -> str:
 
 
 @screens.get("dead-letters/plan", Scope.OPERATE)
+@screens.get("find/plan", Scope.OPERATE)
 async def plan_job(visit: Visit) -> Response:
-    """Shows what a command would do to all dead letters that match: their number, and how long it takes."""
-    command = enum_member(CommandName, visit.query.get("command", "resend"), "command")
-    rate = _rate(visit.query.get("rate", ""))
+    """Shows what a command would do to all that match: their number, and how long it takes."""
+    kind = _kind(visit.query)
+    command, rate = _command(visit.query, kind), _rate(visit.query.get("rate", ""))
     chosen = _filter(visit.query)
     found = await visit.api.dry_run(command, chosen, rate_per_second=rate, within=_DRY_RUN)
     examples = Page(items=())
-    if found.matched:
+    if found.matched and kind == "failed":
         examples = await fetch_dead_letters(visit.api, chosen, acknowledged=False, limit=5, within=_LISTED)
+    elif found.matched:
+        shown = await visit.api.find("", chosen, limit=5)
+        examples = Page(items=shown.items)
     return visit.page(
         "job_plan.html",
+        dead=kind == "failed",
         command=command,
-        commands=_COMMANDS,
+        commands=_COMMANDS[kind],
         rate=rate,
         matched=found.matched,
         complete=found.complete,
         takes_ms=found.takes_ms,
-        given={name: visit.query.get(name, "") for name in _FILTER_FIELDS if visit.query.get(name)},
+        given={
+            name: visit.query.get(name, "") for name in ("status", *_FILTER_FIELDS) if visit.query.get(name)
+        },
         examples=examples.items,
         unfinished=await visit.engine.jobs.to_continue(visit.caller.tenant, command, chosen),
     )
 
 
 @screens.post("dead-letters/start", Scope.OPERATE)
+@screens.post("find/start", Scope.OPERATE)
 async def start_job(visit: Visit, form: dict[str, str]) -> Response:
     """Starts a job, or continues the one with the same command and filter that ended early."""
-    command = enum_member(CommandName, form.get("command", ""), "command")
-    if command not in BULK_COMMANDS:
-        raise InvalidRequest("command", f"is {command.value}, which cannot be applied to many")
+    command = _command(form, _kind(form))
     chosen, jobs, tenant = _filter(form), visit.engine.jobs, visit.caller.tenant
     if not form.get("why"):
         raise InvalidRequest("why", "is missing; say why, for the audit trail")
+    rate = _rate(form.get("rate", ""))
     continued = await jobs.to_continue(tenant, command, chosen)
     await visit.note(
         "job.start" if continued is None else "job.resume",
@@ -111,12 +122,7 @@ async def start_job(visit: Visit, form: dict[str, str]) -> Response:
         why=form["why"],
     )
     job = await jobs.start_or_resume(
-        tenant,
-        command,
-        chosen,
-        who=visit.caller.who,
-        why=form["why"],
-        rate_per_second=_rate(form.get("rate", "")),
+        tenant, command, chosen, who=visit.caller.who, why=form["why"], rate_per_second=rate
     )
     return visit.go(f"jobs/{job.id}")
 
@@ -173,11 +179,35 @@ def _left_ms(job: Job) -> float | None:
     return 1000 * max(0, job.expected - job.done - job.refused) / job.rate_per_second
 
 
-def _filter(given: Any) -> Filter:
-    """Returns the filter of the fields in an address or a form. It selects unacknowledged dead letters."""
+def _kind(given: Mapping[str, str]) -> str:
+    """Returns what a job acts on: dead letters, unless the status is one of those that wait."""
+    status = given.get("status") or "failed"
+    if status not in ("failed", "waiting", *WAITING):
+        raise InvalidRequest("status", f"is {status}; jobs act on dead letters and on what waits")
+    return "failed" if status == "failed" else "waiting"
+
+
+def _command(given: Mapping[str, str], kind: str) -> CommandName:
+    usual, *_ = allowed = _COMMANDS[kind]
+    command = enum_member(CommandName, given.get("command") or usual, "command")
+    if command not in allowed:
+        names = " or ".join(one.value for one in allowed)
+        raise InvalidRequest("command", f"is {command.value}; here, it must be {names}")
+    return command
+
+
+def _filter(given: Mapping[str, str]) -> Filter:
+    """Returns the filter of the fields in an address or a form.
+
+    It selects unacknowledged dead letters, unless the status is one of those that wait.
+    """
     names = {"error_code": "errorCode", "batch_id": "batchId"}
     fields = {names.get(name, name): given[name] for name in _FILTER_FIELDS if given.get(name)}
-    return replace(read_filter(fields), statuses=(Status.FAILED,), acknowledged=False)
+    if _kind(given) == "failed":
+        return replace(read_filter(fields), statuses=(Status.FAILED,), acknowledged=False)
+    both = (Status.PENDING, Status.RETRYING)
+    statuses = both if given["status"] == "waiting" else (Status(given["status"]),)
+    return replace(read_filter(fields), statuses=statuses)
 
 
 def _rate(text: str) -> float:

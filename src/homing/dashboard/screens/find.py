@@ -74,6 +74,7 @@ async def show_found(visit: Visit) -> Response:
         channels=list(Channel),
         any_filter=bool(words or any(visit.query.get(name) for name in _FILTERS)),
         export=visit.to("export", **_kept(visit)),
+        act=_job_plan(visit, words),
     )
 
 
@@ -105,6 +106,19 @@ def _filter(visit: Visit) -> Filter:
 def _kept(visit: Visit) -> dict[str, str]:
     """Returns the search in the address, without the page."""
     return {name: value for name, value in visit.query.items() if name in ("q", *_FILTERS)}
+
+
+def _job_plan(visit: Visit, words: str) -> str:
+    """Returns the address of the plan of a job that acts on all that the filters select.
+
+    Empty if there is no filter, if the words of a search are compared too, or if no command can be applied to
+    what has this status.
+    """
+    chosen = {name: visit.query.get(name, "") for name in _FILTERS}
+    if words or not any(chosen.values()) or chosen["status"] not in ("", "failed", *WAITING):
+        return ""
+    batch_id, status = chosen.pop("batch"), chosen.pop("status") or "waiting"
+    return visit.to("find/plan", **chosen, batch_id=batch_id, status=status)
 
 
 def _next(visit: Visit, cursor: str | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from markupsafe import Markup
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from homing.charts.small import draw_sparkline
 from homing.core.access.scopes import Scope
 from homing.core.errors import NotFound
 from homing.core.lifecycle.jobs import JobStatus
-from homing.core.overview import ChannelNow, Overview, OverviewPoint, time_of_day
+from homing.core.overview import ChannelNow, OpenAlert, Overview, OverviewPoint, time_of_day
 from homing.core.routing.breaker import Phase
 from homing.dashboard.rendering import mark_clock_times, show_duration, trust
 from homing.dashboard.visits import Screens, Visit
@@ -67,7 +67,12 @@ async def read_now(visit: Visit) -> str:
         late_ms={one.channel: _oldest_ms(one, overview.now) for one in overview.channels},
         links=_LINKS,
         alerts=alerts,
-        raised=[one for one in raised if one.name not in {check.name for check in alerts}],
+        since={one.name: one.since for one in raised},
+        raised=[
+            one
+            for one in raised
+            if one.name not in {check.name for check in alerts} and _is_current(one, overview)
+        ],
         idle=[one.channel for one in overview.channels if _is_idle(one)],
         plain=_plain,
         counts=await visit.api.queue_counts(),
@@ -94,6 +99,16 @@ def _verdict(overview: Overview) -> Markup:
     return mark_clock_times(overview.verdict, since)
 
 
+def _is_current(alert: OpenAlert, overview: Overview) -> bool:
+    """Returns False for the alert that a channel has no provider if it has one again, or is not used."""
+    if alert.name != "NoProviderLeft":
+        return True
+    return any(
+        one.channel == alert.details.get("channel") and one.is_used and one.has_no_provider(overview.now)
+        for one in overview.channels
+    )
+
+
 def _is_idle(one: ChannelNow) -> bool:
     """Returns True if a channel has nothing to report. A breaker that is forced closed is no trouble."""
     troubled = any(trouble.phase is not Phase.CLOSED for trouble in one.troubles)
@@ -108,7 +123,8 @@ def _plain(message: str) -> str:
 
 
 def _oldest_ms(one: ChannelNow, now: datetime) -> float | None:
-    return None if one.oldest_at is None else (now - one.oldest_at).total_seconds() * 1000
+    """Returns for how long the oldest late notification has been due, in whole seconds."""
+    return None if one.oldest_at is None else (now - one.oldest_at) // timedelta(seconds=1) * 1000
 
 
 def _draw(one: ChannelNow) -> dict[str, Markup]:

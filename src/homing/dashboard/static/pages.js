@@ -83,13 +83,27 @@
   });
 
   // A lost stream is shown: old figures must not look current.
-  const note = (text) => {
+  const note = (text, lost = false) => {
     const place = document.getElementById("stream");
-    if (place && place.textContent !== text) place.textContent = text;
+    if (!place || place.textContent === text) return;
+    place.textContent = text;
+    place.classList.toggle("lost", lost);
   };
   document.addEventListener("htmx:sse:after:connection", () => note("live"));
-  document.addEventListener("htmx:sse:after:message", () => { note("live"); showTimes(); });
-  document.addEventListener("htmx:sse:error", () => note("connection lost, trying again"));
+  document.addEventListener("htmx:sse:after:message", (event) => {
+    if (event.detail.message.event === "stale") note("out of date: the figures cannot be read, trying again", true);
+    else note("live");
+    showTimes();
+  });
+  const ended = "out of date: your session has ended, load the page again";
+  document.addEventListener("htmx:sse:error", (event) => {
+    note(event.detail.status === 401 ? ended : "out of date: connection lost, trying again", true);
+  });
+  // A stream that cannot be opened at all, because too many are open.
+  document.addEventListener("htmx:response:error", (event) => {
+    if (!event.target.hasAttribute?.("hx-sse:connect")) return;
+    note(event.detail.ctx.response.status === 401 ? ended : "not live: load the page again for newer figures", true);
+  });
   document.addEventListener("htmx:sse:close", () => note("not live"));
   document.addEventListener("htmx:after:swap", showTimes);
   document.addEventListener("DOMContentLoaded", showTimes);

@@ -93,7 +93,7 @@ class OverviewOperations:
         await self._breakers.try_refresh()
         minutes = await backend.minute_roll_ups(tenant, since_ms=_HOUR_MS)
         quarters = await backend.minute_roll_ups(tenant, since_ms=24 * _HOUR_MS, step_ms=_QUARTER_MS)
-        waiting = await backend.waiting_groups(tenant, limit=_COUNTED)
+        waiting = await backend.waiting_groups(tenant, step_ms=24 * _HOUR_MS, limit=_COUNTED)
         tallies = await backend.tallies(tenant)
         live = await count_live_workers(backend)
         splits = await self._splits.in_force()

@@ -30,6 +30,9 @@ OPEN_ALERT = "open_alert"
 _OPEN_FOR_MS = 12 * 60_000
 """Time for which an alert is open that no process closes. If its cause lasts, it is raised again by then."""
 
+_RECOVERED = {"BreakerChanged": "closed", "BreakerForced": "auto"}
+"""Name of an alert about a breaker → the phase with which it tells that its cause has ended."""
+
 _MAX_OPEN = 500
 
 _MAX_KEY = 200
@@ -54,7 +57,10 @@ async def list_open_alerts(backend: Backend) -> tuple[OpenAlert, ...]:
 
 
 def _is_open(entry: Entry, now: int) -> bool:
-    return bool(entry.value["lasting"] or now - entry.value["lastAt"] <= _OPEN_FOR_MS)
+    alert = entry.value
+    if _RECOVERED.get(alert["name"]) == alert["details"].get("phase", ""):
+        return False
+    return bool(alert["lasting"] or now - alert["lastAt"] <= _OPEN_FOR_MS)
 
 
 class _Queued(Struct, frozen=True):
@@ -105,7 +111,7 @@ class Alerts:
 
     def add(self, name: str, message: str, **details: Any) -> None:
         """Queues an alert for the next `flush`. Drops the alert if 1,000 alerts are queued."""
-        about = details.get("provider", "")
+        about = details.get("provider") or details.get("channel", "")
         self._queue(_Queued(f"{name}:{about}"[:_MAX_KEY], name, message, details))
 
     def add_lasting(self, key: str, name: str, message: str, **details: Any) -> None:
