@@ -17,6 +17,7 @@ import dns.resolver
 import pytest
 from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.network_layer import PyMongoProtocol
 
@@ -29,7 +30,7 @@ from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
 from homing.stores.mongo.due_rows import DueRowReader
 from homing.stores.mongo.leases import NewLeases
-from homing.stores.mongo.schema import NOTIFICATIONS, SINKS_SEEN
+from homing.stores.mongo.schema import NOTIFICATIONS, RECEIPTS, SINKS_SEEN
 from homing.stores.mongo.transaction import SessionDatabase
 from homing.testing.builders import (
     DAY_MS,
@@ -38,10 +39,17 @@ from homing.testing.builders import (
     a_claim_request,
     a_message,
     a_notification,
+    a_receipt,
     a_submission,
     sent,
 )
-from homing.testing.store_suite.harness import accept_one, claim_all, count_by_status, get_notification
+from homing.testing.store_suite.harness import (
+    accept_and_claim,
+    accept_one,
+    claim_all,
+    count_by_status,
+    get_notification,
+)
 from support.mongo_server import NoFaketime, NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
 
@@ -191,6 +199,60 @@ async def test_a_new_sink_waits_for_open_transactions(store: MongoStore, url: st
     id = await accept_one(store)
     [event] = await store.outbox("late", "w", 10, 60_000)
     assert event.notification_id == id
+
+
+async def test_a_new_sink_waits_for_open_transactions_even_if_the_server_names_them_late(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_all = AsyncCommandCursor.to_list
+
+    async def read_late(cursor: AsyncCommandCursor[Any], length: int | None = None) -> list[Any]:
+        found = await read_all(cursor, length)
+        await asyncio.sleep(0.5)
+        return found
+
+    async with AsyncMongoClient[dict[str, Any]](url) as client, client.start_session() as session:
+        await session.start_transaction()
+        await store.accept([a_submission(a_notification())], tx=session)
+        monkeypatch.setattr(AsyncCommandCursor, "to_list", read_late)
+        waiting = asyncio.create_task(store._connection.wait_for_open_transactions())
+        ended, _ = await asyncio.wait([waiting], timeout=1.5)
+        assert not ended
+        await session.commit_transaction()
+        async with asyncio.timeout(60):
+            await waiting
+
+
+# Receipts --------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_receipt_counts_if_its_first_process_died_before_it_tried_it_again(
+    store: MongoStore, url: str
+) -> None:
+    claim = await accept_and_claim(store)
+    receipt = a_receipt("m-1")
+    assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+    with MongoClient[dict[str, Any]](url) as client:
+        # The settlement committed at the same time without seeing the receipt, and the process died.
+        receipts = client.get_default_database()[RECEIPTS]
+        [kept] = receipts.find()
+        receipts.update_one({}, {"$unset": {"kept": ""}})
+        await store.settle([sent(claim, "m-1")])
+        receipts.update_one({}, {"$set": {"kept": kept["kept"]}})
+    assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
+    assert (await get_notification(store, claim.id)).status is Status.DELIVERED
+
+
+async def test_a_receipt_that_is_kept_does_not_wait_for_a_callers_transaction(
+    store: MongoStore, url: str
+) -> None:
+    async with AsyncMongoClient[dict[str, Any]](url) as client, client.start_session() as session:
+        await session.start_transaction()
+        await store.accept([a_submission(a_notification())], tx=session)
+        receipt = a_receipt("m-1")
+        async with asyncio.timeout(20):
+            assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        await session.commit_transaction()
 
 
 # Servers that are refused ----------------------------------------------------------------------------

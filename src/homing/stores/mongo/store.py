@@ -231,7 +231,15 @@ class MongoStore(TransactionalStore):
         return await self._connection.write(settle_in, beside=receipts.ANY_KEPT)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
+        """Applies receipts.
+
+        Receipts that had to be kept are tried again in a second transaction (see `receipts`).
+        """
+        result, kept = await self._write(lambda tx: receipts.apply_receipts(tx, batch))
+        if not kept:
+            return result
+        await self._connection.wait_for_open_transactions(of_callers=False)
+        return await self._write(lambda tx: receipts.apply_kept_receipts(tx, kept, result))
 
     # Wake-ups ------------------------------------------------------------------------------------
 
