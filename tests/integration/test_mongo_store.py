@@ -266,6 +266,39 @@ async def test_a_single_server_without_a_replica_set_is_refused_with_advice() ->
             await store.open()
 
 
+REPLICA_SET = {"setName": "rs0", "hosts": ["db1.example.org:27017"], "me": "db1.example.org:27017"}
+NEW, OLD = {"version": "6.0.5", "versionArray": [6, 0, 5, 0]}, {"version": "4.4.9", "versionArray": [4, 4, 9]}
+
+
+@pytest.mark.parametrize(
+    ("host", "hello", "build"),
+    [
+        ("c.cluster-x.eu-west-1.docdb.amazonaws.com", REPLICA_SET, NEW),
+        ("c.eu-west-1.docdb-elastic.amazonaws.com", {"msg": "isdbgrid"}, NEW),
+        ("localhost", {**REPLICA_SET, "hosts": ["c.x.eu-west-1.docdb.amazonaws.com:27017"]}, NEW),
+        ("c.mongocluster.cosmos.azure.com", {"msg": "isdbgrid"}, NEW),
+        ("c.mongo.cosmos.azure.com", REPLICA_SET, OLD),
+        ("c.documents.azure.com", REPLICA_SET, OLD),
+        ("localhost", {}, {**NEW, "ferretdb": {"version": "v2.0.0"}}),
+    ],
+)
+def test_a_database_that_only_imitates_mongodb_is_refused(
+    host: str, hello: dict[str, Any], build: dict[str, Any]
+) -> None:
+    refusal = connection.refuse_server(f"mongodb://{host}/homing", hello, build)
+    assert refusal is not None
+    assert "only imitates MongoDB" in refusal
+    assert "PostgreSQL" in refusal
+
+
+def test_an_old_server_is_refused_and_a_sharded_cluster_is_not() -> None:
+    where = "mongodb://db1.example.org/homing"
+    assert connection.refuse_server(where, REPLICA_SET, NEW) is None
+    assert connection.refuse_server(where, {"msg": "isdbgrid"}, NEW) is None
+    refusal = connection.refuse_server(where, REPLICA_SET, OLD)
+    assert refusal == f"{where} runs MongoDB 4.4.9; Homing needs 5.0 or newer."
+
+
 @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/x", "mongodb://u:s3cret@/x"])
 def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -83,6 +83,9 @@ _SNAPSHOT_ERRORS = frozenset({239, 246})
 
 _OLDEST_SERVER = (5, 0)
 
+_IMITATIONS = (".docdb.", ".docdb-elastic.", ".cosmos.azure.com", ".documents.azure.com")
+"""Parts of the host names of services that only imitate MongoDB."""
+
 _MONGOS = "mongos"
 """The history of a sharded cluster."""
 
@@ -515,26 +518,32 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
 
 
 async def _check_server(client: AsyncMongoClient[Document], where: str) -> None:
-    hello = await client.admin.command("hello")
-    if "setName" not in hello and hello.get("msg") != "isdbgrid":
-        raise StoreError(
-            f"{where} is a single server without a replica set, which has no transactions. Start mongod with "
-            "--replSet, run rs.initiate() once, and open the store again."
-        )
     build = await client.admin.command("buildInfo")
-    if "ferretdb" in build or any(
-        name in where for name in (".docdb.", ".cosmos.azure.com", ".documents.azure.com")
-    ):
-        raise StoreError(
+    refusal = refuse_server(where, await client.admin.command("hello"), build)
+    if refusal is not None:
+        raise StoreError(refusal)
+
+
+def refuse_server(where: str, hello: Mapping[str, Any], build: Mapping[str, Any]) -> str | None:
+    """Returns why Homing cannot use a server, with advice, or None if it can.
+
+    `hello` and `build` are the server's answers to the commands `hello` and `buildInfo`.
+    """
+    names = (where, *hello.get("hosts", ()), hello.get("me", ""))  # `where` may be that of a tunnel
+    if "ferretdb" in build or any(host in name for host in _IMITATIONS for name in names):
+        return (
             f"{where} only imitates MongoDB, and lacks what Homing relies on. Use MongoDB 5.0 or newer, or "
             "PostgreSQL."
         )
-    version = tuple(build.get("versionArray", (0, 0)))[:2]
-    if version < _OLDEST_SERVER:
-        raise StoreError(
-            f"{where} runs MongoDB {build.get('version')}; Homing needs {'.'.join(map(str, _OLDEST_SERVER))} "
-            "or newer."
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        return (
+            f"{where} is a single server without a replica set, which has no transactions. Start mongod with "
+            "--replSet, run rs.initiate() once, and open the store again."
         )
+    if tuple(build.get("versionArray", (0, 0)))[:2] < _OLDEST_SERVER:
+        oldest = ".".join(map(str, _OLDEST_SERVER))
+        return f"{where} runs MongoDB {build.get('version')}; Homing needs {oldest} or newer."
+    return None
 
 
 def _election(client: AsyncMongoClient[Document]) -> str:
