@@ -730,6 +730,30 @@ async def test_claims_at_the_same_time_share_the_rows(store: MongoStore, url: st
     assert len(ids) == len(set(ids)) == 200
 
 
+async def test_a_claim_that_lost_rows_to_another_says_that_rows_are_due(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the worker would wait for its next poll, although it has capacity."""
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    other = MongoStore(url)
+    await other.open()
+    write = NewLeases.write
+
+    async def write_after_the_other(leases: NewLeases, db: SessionDatabase) -> int:
+        monkeypatch.setattr(NewLeases, "write", write)
+        assert len((await other.claim(a_claim_request(ids=answer.ids[:4]))).claims) == 4
+        return await write(leases, db)
+
+    monkeypatch.setattr(NewLeases, "write", write_after_the_other)
+    batch = await store.claim(a_claim_request(slots=10))
+    await other.close()
+    assert [claim.id for claim in batch.claims] == list(answer.ids[4:10])
+    assert batch.next_due_at == batch.now
+    batch = await store.claim(a_claim_request(slots=20))
+    assert [claim.id for claim in batch.claims] == list(answer.ids[10:])
+    assert batch.next_due_at is None
+
+
 async def test_tallies_are_exact_however_a_leased_row_changes(store: MongoStore) -> None:
     [answer] = await store.accept([a_submission(*(a_notification() for _ in range(6)))])
     claims = (await store.claim(a_claim_request(lease_ms=0))).claims

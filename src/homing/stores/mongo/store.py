@@ -219,6 +219,8 @@ class MongoStore(TransactionalStore):
         if chosen.share is None:
             return batch
         self._turns.record(chosen.share.taken())
+        if len(batch.claims) < len(chosen.due_times):  # others were quicker, and more rows may be due
+            return replace(batch, next_due_at=batch.now)
         waiting = chosen.waiting
         if chosen.may_empty_queues:
             database = SessionDatabase(self._connection.database)
