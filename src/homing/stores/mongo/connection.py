@@ -83,6 +83,9 @@ _SNAPSHOT_ERRORS = frozenset({239, 246})
 
 _OLDEST_SERVER = (5, 0)
 
+_IMITATIONS = (".docdb.", ".docdb-elastic.", ".cosmos.azure.com", ".documents.azure.com")
+"""Parts of the host names of services that only imitate MongoDB."""
+
 _MONGOS = "mongos"
 """The history of a sharded cluster."""
 
@@ -91,7 +94,7 @@ _READ_CONCERN = ReadConcern("majority")
 _IN_TRANSACTION = ReadConcern("snapshot")
 
 _OPEN_TRANSACTIONS_S = 30
-"""Longest wait for transactions that began before a sink was registered."""
+"""Longest wait for transactions that began before a sink was registered, or before a receipt was kept."""
 
 _UNSEEN_TRANSACTIONS_S = 1
 """The wait if the user may not see which transactions are open."""
@@ -100,6 +103,11 @@ _OPEN_TRANSACTIONS = [
     {"$currentOp": {"allUsers": False, "idleSessions": True}},
     {"$match": {"transaction.parameters.txnNumber": {"$exists": True}}},
     {"$project": {"transaction.timeOpenMicros": 1}},
+]
+_OWN_OPEN_TRANSACTIONS = [
+    _OPEN_TRANSACTIONS[0],
+    {"$match": {"appName": _APPLICATION}},
+    *_OPEN_TRANSACTIONS[1:],
 ]
 
 _META_PIPELINE = (
@@ -319,28 +327,35 @@ class MongoConnection:
         finally:
             self._used_shards.discard(shard)
 
-    async def wait_for_open_transactions(self) -> None:
+    async def wait_for_open_transactions(self, *, of_callers: bool = True) -> None:
         """Waits until the transactions have ended that began before this call.
 
         They do not know what was committed since, such as a new sink. A caller's own transaction may stay
-        open, so the wait has a limit.
+        open, so the wait has a limit. Unless `of_callers`, their transactions do not count.
         """
-        began = time.monotonic()
-        while time.monotonic() - began < _OPEN_TRANSACTIONS_S:
+        began = next_look = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        pipeline = _OPEN_TRANSACTIONS if of_callers else _OWN_OPEN_TRANSACTIONS
+        while (asked := time.monotonic()) - began < _OPEN_TRANSACTIONS_S:
             try:
                 with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
-                    cursor = await self.database.client.admin.aggregate(_OPEN_TRANSACTIONS)
+                    cursor = await self.database.client.admin.aggregate(pipeline)
                     found = await cursor.to_list()
             except PyMongoError as error:
                 log.warning("cannot see which transactions are open: %s", type(error).__name__)
                 await asyncio.sleep(_UNSEEN_TRANSACTIONS_S)
                 return
-            age = (time.monotonic() - began) * 1e6
+            age = (asked - began) * 1e6  # not as of now: the answer may have come late
             if not any(one["transaction"].get("timeOpenMicros", 0) > age for one in found):
                 return
-            await asyncio.sleep(_MAX_PAUSE_S)
+            if asked >= next_look + _ABANDONED_MS / 1000:
+                await self.end_abandoned_transactions()
+                next_look = asked
+            await asyncio.sleep(pause_s)
+            pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
         log.warning(
-            "a transaction has been open for %d s; its events may miss a new sink", _OPEN_TRANSACTIONS_S
+            "a transaction has been open for %d s, and does not know what was committed since",
+            _OPEN_TRANSACTIONS_S,
         )
 
     async def end_abandoned_transactions(self) -> None:
@@ -503,26 +518,32 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
 
 
 async def _check_server(client: AsyncMongoClient[Document], where: str) -> None:
-    hello = await client.admin.command("hello")
-    if "setName" not in hello and hello.get("msg") != "isdbgrid":
-        raise StoreError(
-            f"{where} is a single server without a replica set, which has no transactions. Start mongod with "
-            "--replSet, run rs.initiate() once, and open the store again."
-        )
     build = await client.admin.command("buildInfo")
-    if "ferretdb" in build or any(
-        name in where for name in (".docdb.", ".cosmos.azure.com", ".documents.azure.com")
-    ):
-        raise StoreError(
+    refusal = refuse_server(where, await client.admin.command("hello"), build)
+    if refusal is not None:
+        raise StoreError(refusal)
+
+
+def refuse_server(where: str, hello: Mapping[str, Any], build: Mapping[str, Any]) -> str | None:
+    """Returns why Homing cannot use a server, with advice, or None if it can.
+
+    `hello` and `build` are the server's answers to the commands `hello` and `buildInfo`.
+    """
+    names = (where, *hello.get("hosts", ()), hello.get("me", ""))  # `where` may be that of a tunnel
+    if "ferretdb" in build or any(host in name for host in _IMITATIONS for name in names):
+        return (
             f"{where} only imitates MongoDB, and lacks what Homing relies on. Use MongoDB 5.0 or newer, or "
             "PostgreSQL."
         )
-    version = tuple(build.get("versionArray", (0, 0)))[:2]
-    if version < _OLDEST_SERVER:
-        raise StoreError(
-            f"{where} runs MongoDB {build.get('version')}; Homing needs {'.'.join(map(str, _OLDEST_SERVER))} "
-            "or newer."
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        return (
+            f"{where} is a single server without a replica set, which has no transactions. Start mongod with "
+            "--replSet, run rs.initiate() once, and open the store again."
         )
+    if tuple(build.get("versionArray", (0, 0)))[:2] < _OLDEST_SERVER:
+        oldest = ".".join(map(str, _OLDEST_SERVER))
+        return f"{where} runs MongoDB {build.get('version')}; Homing needs {oldest} or newer."
+    return None
 
 
 def _election(client: AsyncMongoClient[Document]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from secrets import token_hex
 from typing import Any
@@ -158,7 +159,7 @@ class NewLeases:
                 changed.pop(name, None)
 
     @property
-    def ids(self) -> Collection[str]:
+    def ids(self) -> AbstractSet[str]:
         """Ids of the chosen rows."""
         return self._rows.keys()
 

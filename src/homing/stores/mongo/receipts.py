@@ -1,6 +1,9 @@
-"""Applies receipts, each once and in any order.
+"""Applies receipts, each once and in any order. Keeps a receipt until its attempt is known.
 
-A receipt that arrives before its attempt is known is kept until then.
+A receipt may be kept while the transaction that makes its attempt known is about to commit. Neither
+transaction would see the other, and the receipt would never be applied. So a call that has kept a receipt
+waits for the transactions that are open, and tries the receipt again in a second transaction. At that time,
+all earlier transactions have ended, and every later one finds the kept receipt.
 """
 
 from __future__ import annotations
@@ -85,13 +88,18 @@ class _Application:
         await apply_early_receipts(self._tx, [self._ids[seq] for seq in applier.seqs_with_learned_ids()])
 
 
-async def apply_receipts(tx: MongoTransaction, batch: Sequence[Receipt]) -> ReceiptResult:
-    """Applies each receipt once, or keeps the receipt if its attempt is not known yet."""
+async def apply_receipts(
+    tx: MongoTransaction, batch: Sequence[Receipt]
+) -> tuple[ReceiptResult, frozenset[str]]:
+    """Applies each receipt once, or keeps the receipt if its attempt is not known yet.
+
+    Also returns the keys of the events in this batch that are kept. They include repeated events, because the
+    process that kept them first may have died before it tried them again.
+    """
     keys = {(one.provider, one.event_id): encode((one.provider, one.event_id)) for one in batch}
-    known = {
-        one["_id"]
-        for one in await tx.db.find(RECEIPTS, {"_id": {"$in": list(keys.values())}}, fields=("_id",))
-    }
+    stored = await tx.db.find(RECEIPTS, {"_id": {"$in": list(keys.values())}}, fields=("kept",))
+    known = {one["_id"] for one in stored}
+    kept = {one["_id"] for one in stored if "kept" in one}
     application = await _prepare(tx, batch)
     applier = application.applier
     applied, unchanged, orphaned, new = [], [], [], []
@@ -112,6 +120,7 @@ async def apply_receipts(tx: MongoTransaction, batch: Sequence[Receipt]) -> Rece
         }
         if not applier.can_apply(receipt):
             document["kept"] = encode(receipt)
+            kept.add(key)
             orphaned.append(receipt.event_id)
         elif applier.apply(receipt):
             applied.append(receipt.event_id)
@@ -120,7 +129,25 @@ async def apply_receipts(tx: MongoTransaction, batch: Sequence[Receipt]) -> Rece
         new.append(document)
     await tx.db.insert(RECEIPTS, new)
     await application.write()
-    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned), tuple(tx.failures))
+    result = ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned), tuple(tx.failures))
+    return result, frozenset(kept)
+
+
+async def apply_kept_receipts(
+    tx: MongoTransaction, keys: Collection[str], before: ReceiptResult
+) -> ReceiptResult:
+    """Tries kept receipts again, after the transactions have ended that were open when they were kept.
+
+    Returns the result `before`, with the receipts that were applied now moved from orphaned to applied.
+    """
+    found = await tx.db.find(RECEIPTS, {"_id": {"$in": list(keys)}, "kept": {"$exists": True}})
+    ids = {receipt.event_id for receipt in await _take_kept(tx, found)}
+    return ReceiptResult(
+        (*before.applied, *(id for id in before.orphaned if id in ids)),
+        before.unchanged,
+        tuple(id for id in before.orphaned if id not in ids),
+        (*before.failures, *tx.failures),
+    )
 
 
 async def apply_early_receipts(tx: MongoTransaction, ids: Sequence[str]) -> None:
@@ -132,23 +159,29 @@ async def apply_early_receipts(tx: MongoTransaction, ids: Sequence[str]) -> None
         any_kept = await tx.db.aggregate(*ANY_KEPT)
     if not any_kept:
         return
-    found = await _find_early(tx, ids)
+    await _take_kept(tx, await _find_early(tx, ids))
+
+
+async def _take_kept(tx: MongoTransaction, found: Sequence[Document]) -> list[Receipt]:
+    """Applies those kept receipts whose attempt is known, marks them as applied, and returns them."""
     if not found:
-        return
-    early = [(one["_id"], _decode_kept(one["kept"]).current()) for one in found]
+        return []
+    early = [
+        (one["_id"], _decode_kept(one["kept"]).current())
+        for one in sorted(found, key=lambda one: int(one["order"]))
+    ]
     application = await _prepare(tx, [receipt for _, receipt in early])
-    applicable = [(key, receipt) for key, receipt in early if application.applier.can_apply(receipt)]
-    for _, receipt in applicable:
+    taken = [(key, receipt) for key, receipt in early if application.applier.can_apply(receipt)]
+    for _, receipt in taken:
         application.applier.apply(receipt)
-    if applicable:
-        await tx.db.update(
-            RECEIPTS, {"_id": {"$in": [key for key, _ in applicable]}}, {"$unset": {"kept": ""}}
-        )
+    if taken:
+        await tx.db.update(RECEIPTS, {"_id": {"$in": [key for key, _ in taken]}}, {"$unset": {"kept": ""}})
     await application.write()
+    return [receipt for _, receipt in taken]
 
 
 async def _find_early(tx: MongoTransaction, ids: Sequence[str]) -> list[Document]:
-    """Returns the kept receipts of these notifications, in the order of their arrival."""
+    """Returns the kept receipts of these notifications."""
     named = await tx.db.find(RECEIPTS, {"notification_id": {"$in": list(ids)}, "kept": {"$exists": True}})
     found = {one["_id"]: one for one in named}
     messages: dict[str, set[str]] = {}
@@ -163,7 +196,7 @@ async def _find_early(tx: MongoTransaction, ids: Sequence[str]) -> list[Document
             "kept": {"$exists": True},
         }
         found.update({one["_id"]: one for one in await tx.db.find(RECEIPTS, of_messages)})
-    return sorted(found.values(), key=lambda one: int(one["order"]))
+    return list(found.values())
 
 
 async def _prepare(tx: MongoTransaction, receipts: Collection[Receipt]) -> _Application:

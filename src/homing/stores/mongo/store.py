@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -161,22 +162,33 @@ class MongoStore(TransactionalStore):
             self._write_leases(new, contested),
             both(self._look(lambda tx: messages_of(tx, new.ids)), self._write_turns(chosen)),
         )
+        if unread := leased - messages.keys():
+            # A server that was elected meanwhile shows what a majority had before only after its own writes.
+            messages |= await self._look(lambda tx: messages_of(tx, unread))
         self._leased_documents.keep(new.rows(leased))
         return replace(chosen.empty_batch(), claims=new.claims(leased, messages, chosen.due_times))
 
-    async def _write_leases(self, new: leases.NewLeases, contested: leases.ContestedRows) -> Collection[str]:
+    async def _write_leases(self, new: leases.NewLeases, contested: leases.ContestedRows) -> AbstractSet[str]:
         """Writes the leases and returns the ids of those that took place."""
+        written = None
         try:
-            if await self._connection.write_once(new.write) == len(new.ids):
-                return new.ids
+            written = await self._connection.write_once(new.write)
         except InterruptedWrite as error:
             if error.timed_out:
                 contested.leave_out()
                 await self._connection.end_abandoned_transactions()
-        return await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
+        if written == len(new.ids):
+            return new.ids
+        if written is not None:
+            found = await self._connection.outside(new.find(SessionDatabase(self._connection.database)))
+            if len(found) == written:
+                return found
+        # A lease may be on the primary without being on a majority yet, so that a plain read does not show
+        # it. A transaction reads it, and its commit waits for the majority.
+        return await self._write(lambda tx: new.find(tx.db))
 
     async def _write_turns(self, chosen: ClaimPlan) -> None:
-        # A single queue takes turns with no other.
+        # A single queue has no other to take turns with.
         if (share := chosen.share) is not None and len(chosen.waiting) > 1:
             with suppress(InterruptedWrite):
                 await self._connection.write_once(lambda db: claim.write_turns(db, share))
@@ -207,6 +219,8 @@ class MongoStore(TransactionalStore):
         if chosen.share is None:
             return batch
         self._turns.record(chosen.share.taken())
+        if len(batch.claims) < len(chosen.due_times):  # others were quicker, and more rows may be due
+            return replace(batch, next_due_at=batch.now)
         waiting = chosen.waiting
         if chosen.may_empty_queues:
             database = SessionDatabase(self._connection.database)
@@ -231,7 +245,25 @@ class MongoStore(TransactionalStore):
         return await self._connection.write(settle_in, beside=receipts.ANY_KEPT)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
+        """Applies receipts.
+
+        Receipts that had to be kept are tried again in a second transaction (see `receipts`).
+        """
+        result, kept = await self._write(lambda tx: receipts.apply_receipts(tx, batch))
+        if not kept:
+            return result
+        await self._connection.wait_for_open_transactions(of_callers=False)
+        return await self._write(lambda tx: receipts.apply_kept_receipts(tx, kept, result))
+
+    # Reads --------------------------------------------------------------------------------------
+
+    async def find_missing(self, ids: Collection[str]) -> frozenset[str]:
+        """Returns those of the ids under which no notification is stored.
+
+        It is asked after an election. The new primary shows what a majority had before only after its own
+        first write, for which the commit of a transaction waits.
+        """
+        return await self._write(lambda tx: reads.find_missing(tx, ids))
 
     # Wake-ups ------------------------------------------------------------------------------------
 

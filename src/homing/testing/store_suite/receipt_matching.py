@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -192,6 +193,30 @@ class ReceiptOrderTests:
         history = await store.get("default", claim.id)
         assert history is not None
         assert [cause.name for cause in history.causes] == ["delivered"]
+
+    async def test_a_receipt_at_the_same_time_as_its_settlement_is_applied(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        for _ in range(3):
+            claims = [await accept_and_claim(store) for _ in range(6)]
+            settlements = [store.settle([sent(claim, claim.id)]) for claim in claims]
+            receipts = [other.receipt([a_receipt(claim.id)]) for claim in claims]
+            mixed = [call for pair in zip(settlements, receipts, strict=True) for call in pair]
+            await asyncio.gather(*mixed)
+        assert await count_by_status(store) == {Status.DELIVERED: 18}
+
+    async def test_a_receipt_at_the_same_time_as_the_one_that_names_its_message_is_applied(
+        self, harness: Harness
+    ) -> None:
+        """One receipt brings the message id that the send never returned, another is about that message."""
+        store, other = harness.store, await harness.second()
+        for _ in range(3):
+            ids = [await make_in_doubt(store) for _ in range(6)]
+            naming = [
+                store.receipt([a_receipt(f"m-{id}", E.SENT, notification_id=id, attempt=1)]) for id in ids
+            ]
+            about = [other.receipt([a_receipt(f"m-{id}", E.DELIVERED)]) for id in ids]
+            await asyncio.gather(*naming, *about)
+        assert await count_by_status(store) == {Status.DELIVERED: 18}
 
     async def test_an_early_failure_reopens_the_row_right_after_settle(self, harness: Harness) -> None:
         store = harness.store
