@@ -53,6 +53,7 @@ from homing.testing.store_suite.harness import (
 )
 from support.mongo_server import NoFaketime, NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
+from support.sweep_clock import SweepClock, pace_of_slow_sweeps
 
 LOST = "NotificationsLost"
 SINK = SinkRegistration(name="log", kind="test", events=frozenset({"Alert"}))
@@ -899,6 +900,62 @@ async def test_a_queue_is_not_read_ahead_once_it_is_empty(
     assert len(await claim_all(store)) == 1
     monkeypatch.setattr("homing.stores.mongo.store.read_ahead", None)  # a call would fail
     assert not (await store.claim(a_claim_request())).claims
+
+
+# Low-water marks of busy queues ----------------------------------------------------------------------
+
+
+def slow_down_sweeps(store: MongoStore) -> SweepClock:
+    """Makes the store believe that its last sweeps were slow, so that claims use marks. Returns its clock."""
+    store._due_marks.pace = pace_of_slow_sweeps(clock := SweepClock())
+    return clock
+
+
+async def add_overdue(store: MongoStore, client: MongoClient[Any], url: str) -> str:
+    """Adds a row that is due a minute before all others, and returns its id."""
+    id = await accept_one(store)
+    database = client[url.rpartition("/")[2].partition("?")[0]]
+    database[NOTIFICATIONS].update_one({"_id": id}, {"$inc": {"due_at": -MINUTE_MS}})
+    return id
+
+
+async def test_a_row_below_the_mark_is_found_by_the_next_sweep(
+    store: MongoStore, mongo_server: PrivateMongo, url: str
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(20)))])
+    await store.claim(a_claim_request(limit=5))
+    clock = slow_down_sweeps(store)
+    with mongo_server.client() as client:
+        overdue = await add_overdue(store, client, url)
+    batch = await store.claim(a_claim_request(limit=5))
+    assert len(batch.claims) == 5
+    assert overdue not in [claim.id for claim in batch.claims], "the claim has searched from the mark"
+    assert batch.next_due_at == batch.now + 2_000, "the worker claims again when a sweep is due"
+    clock.now += 2.1
+    batch = await store.claim(a_claim_request(limit=5))
+    assert batch.claims[0].id == overdue
+
+
+async def test_a_claim_that_finds_nothing_from_the_marks_makes_a_sweep(
+    store: MongoStore, mongo_server: PrivateMongo, url: str
+) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(5)))])
+    assert len((await store.claim(a_claim_request())).claims) == 5
+    slow_down_sweeps(store)
+    with mongo_server.client() as client:
+        overdue = await add_overdue(store, client, url)
+    batch = await store.claim(a_claim_request())
+    assert [claim.id for claim in batch.claims] == [overdue]
+    assert not (await store.claim(a_claim_request())).claims
+
+
+async def test_what_is_accepted_later_is_found_from_the_marks(store: MongoStore) -> None:
+    await accept_and_claim(store)
+    slow_down_sweeps(store)
+    for _ in range(3):
+        accepted = [await accept_one(store), await accept_one(store, a_notification(outlet="p@new"))]
+        batch = await store.claim(a_claim_request())
+        assert sorted(claim.id for claim in batch.claims) == sorted(accepted)
 
 
 # The cost of a claim ---------------------------------------------------------------------------------

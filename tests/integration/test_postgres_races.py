@@ -15,10 +15,10 @@ from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.notifications import Status
 from homing.core.ports.stores import Entry
+from homing.stores.common.sweep_pace import SweepPace
 from homing.stores.postgres import PostgresStore, amend, leases
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.due_watermark import SweepPace
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,

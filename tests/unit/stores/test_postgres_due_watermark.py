@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def sweep(pace: SweepPace, clock: Clock, seconds: float) -> None:
-    with pace.sweep():
-        clock.now += seconds
+from homing.stores.common.sweep_pace import SweepPace
+from homing.stores.postgres.due_watermark import DueWatermark
+from support.sweep_clock import SweepClock, make_sweep
 
 
 def test_cheap_sweeps_run_with_every_claim() -> None:
-    pace = SweepPace(clock := Clock())
+    pace = SweepPace(clock := SweepClock())
     for _ in range(10):
         assert pace.due()
-        sweep(pace, clock, 0.001)
+        make_sweep(pace, clock, 0.001)
 
 
 def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
-    pace = SweepPace(clock := Clock())
+    pace = SweepPace(clock := SweepClock())
     for _ in range(5):
         assert pace.due()
-        sweep(pace, clock, 0.5)
+        make_sweep(pace, clock, 0.5)
     assert not pace.due()
     clock.now += 9.9
     assert not pace.due()
@@ -38,9 +27,9 @@ def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
 
 
 def test_one_busy_moment_has_no_effect() -> None:
-    pace = SweepPace(clock := Clock())
+    pace = SweepPace(clock := SweepClock())
     for seconds in (3.0, 3.0, 0.001, 3.0, 3.0):
-        sweep(pace, clock, seconds)
+        make_sweep(pace, clock, seconds)
         assert pace.due()
 
 
@@ -62,9 +51,9 @@ def test_a_row_is_due_in_the_millisecond_of_its_mark() -> None:
 def test_a_cleared_watermark_has_no_marks_and_may_sweep_at_once() -> None:
     watermark = DueWatermark()
     assert not watermark.quiet
-    watermark.pace = SweepPace(clock := Clock())
+    watermark.pace = SweepPace(clock := SweepClock())
     for _ in range(5):
-        sweep(watermark.pace, clock, 0.5)
+        make_sweep(watermark.pace, clock, 0.5)
     watermark.replace_marks({1: 50})
     assert not watermark.pace.due()
     watermark.clear()

@@ -2,13 +2,14 @@
 
 A queue has no document of its own. The index `due` has the rows of each queue together, the earliest first,
 and MongoDB reads only the first entry of each queue (a distinct scan). So a claim costs as much with a
-million waiting rows as with a thousand.
+million waiting rows as with a thousand. Busy queues are searched from a low-water mark (`due_marks`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pymongo import UpdateOne
@@ -69,6 +70,8 @@ class ClaimPlan:
         """When the next row becomes due that this claim could have taken."""
         self.waiting: WaitingQueues = {}
         """The queues as they were before the claim."""
+        self.marks: Mapping[str, int] = {}
+        """The due times from which busy queues were searched. The claim has not seen what is due before."""
         self.queues: Sequence[DueQueue] = ()
         """The queues with due rows that the claim considered, with their last turns."""
         self.documents: dict[str, Document] = {}
@@ -80,6 +83,10 @@ class ClaimPlan:
         return self.share is not None and any(
             not queue.more and not queue.rows for queue in self.share.looked()
         )
+
+    def taken(self) -> Mapping[str, int]:
+        """Returns the number of chosen rows by the key of their queue."""
+        return Counter(self.documents[id]["queue"] for id in self.due_times if id in self.documents)
 
     def leases(self, request: ClaimRequest) -> NewLeases:
         """Returns the leases of the rows that were still there when they were read."""
@@ -101,7 +108,7 @@ async def plan(
     """Chooses the rows to lease, within the capacity in the request, and reads them. It writes nothing.
 
     `skipped` are the ids of rows that it leaves out. `ahead` are rows that were read while the queues were.
-    `tx` has no transaction, but what `QUEUES_AND_SERIAL` has found. The write of the leases compares the
+    `tx` has no transaction, but what `queues_pipeline` has found. The write of the leases compares the
     state of the rows.
     """
     waiting, serial = _read_queues(tx.beside or (), request)
@@ -181,31 +188,45 @@ def _next_row(queue: DueQueue) -> DueRow:
     return queue.rows[0] if queue.rows else queue.after
 
 
-_QUEUES_PIPELINE: tuple[Document, ...] = (
-    {"$match": {"queue": {"$gt": ""}}},
-    {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
-    {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
-    {"$lookup": {"from": TURNS, "localField": "_id", "foreignField": "_id", "as": "turn"}},
-)
-"""Finds the waiting queues with their turns, among the rows."""
+def queues_pipeline(marks: Mapping[str, int], *, serial: bool = False) -> list[Document]:
+    """Returns the pipeline that finds the waiting queues with their turns, among the rows.
 
-QUEUES_AND_SERIAL: tuple[Document, ...] = (
-    *_QUEUES_PIPELINE,
-    {"$unionWith": {"coll": TURNS, "pipeline": [{"$match": {"_id": _SERIAL}}]}},
-)
-"""Finds everything that a claim needs before it can choose. It is one command, because a command costs a
-worker as much time as ten rows."""
+    It searches the queues in `marks` from these due times, and all others from the beginning. With `serial`,
+    it also finds the serial number of the last turn, and so everything that a claim needs before it can
+    choose. It is one command, because a command costs a worker as much time as ten rows.
+    """
+    others: Document = {"$gt": "", "$nin": sorted(marks)} if marks else {"$gt": ""}
+    found: list[Document] = [
+        {"$match": {"queue": others}},
+        {"$sort": {"queue": 1, "due_at": 1, "_id": 1}},
+        {"$group": {"_id": "$queue", "due_at": {"$first": "$due_at"}}},
+    ]
+    for key, due_at in marks.items():
+        first = [
+            {"$match": {"queue": key, "due_at": {"$gte": due_at}}},
+            {"$sort": {"due_at": 1, "_id": 1}},
+            {"$limit": 1},
+            {"$project": {"_id": "$queue", "due_at": 1}},
+        ]
+        found.append({"$unionWith": {"coll": NOTIFICATIONS, "pipeline": first}})
+    found.append({"$lookup": {"from": TURNS, "localField": "_id", "foreignField": "_id", "as": "turn"}})
+    if serial:
+        last_turn = [{"$match": {"_id": _SERIAL}}]
+        found.append({"$unionWith": {"coll": TURNS, "pipeline": last_turn}})
+    return found
 
 
 def _read_queues(found: Sequence[Document], request: ClaimRequest) -> QueuesAndSerial:
-    """Returns what `QUEUES_AND_SERIAL` has found."""
+    """Returns what `queues_pipeline` has found, with the serial number."""
     serial = next((int(one["served"]) for one in found if one["_id"] == _SERIAL), 0)
     return _waiting_queues([one for one in found if one["_id"] != _SERIAL], request), serial
 
 
-async def waiting_queues(db: SessionDatabase, request: ClaimRequest) -> WaitingQueues:
-    """Returns the queues of the lanes in the request that have waiting rows."""
-    return _waiting_queues(await db.aggregate(NOTIFICATIONS, _QUEUES_PIPELINE), request)
+async def waiting_queues(
+    db: SessionDatabase, request: ClaimRequest, marks: Mapping[str, int]
+) -> WaitingQueues:
+    """Returns the queues of the lanes in the request that have waiting rows, searched from these marks."""
+    return _waiting_queues(await db.aggregate(NOTIFICATIONS, queues_pipeline(marks)), request)
 
 
 def _waiting_queues(found: Iterable[Document], request: ClaimRequest) -> WaitingQueues:

@@ -133,9 +133,10 @@ class DueRowReader:
     def _due_rows(self, queue: DueQueue) -> Document:
         """Returns the condition for the due rows that were not fetched yet."""
         after_due, after_id = queue.after[:2]
+        key = _key_of(queue)
         condition: Document = {
-            "queue": _key_of(queue),
-            "due_at": {"$lte": self._now, "$gte": after_due},
+            "queue": key,
+            "due_at": {"$lte": self._now, "$gte": max(after_due, self._earliest.get(key, after_due))},
         }
         if self._skipped:
             condition["_id"] = {"$nin": self._skipped}

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -49,6 +49,7 @@ from homing.stores.mongo import (
 from homing.stores.mongo.change_recorder import messages_of
 from homing.stores.mongo.claim import ClaimPlan
 from homing.stores.mongo.connection import InterruptedWrite, MongoConnection
+from homing.stores.mongo.due_marks import DueMarks
 from homing.stores.mongo.due_rows import RowsAhead, RowsToReadAhead, read_ahead
 from homing.stores.mongo.schema import NOTIFICATIONS
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase, both
@@ -85,6 +86,7 @@ class MongoStore(TransactionalStore):
         )
         self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
+        self._due_marks = DueMarks()
         self._last_choice: claim.LastChoice | None = None
         self._wake_ups = WakeUps(lambda: self._connection.database)
         self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
@@ -138,10 +140,14 @@ class MongoStore(TransactionalStore):
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         until, contested = time.monotonic() + _CLAIM_TIMEOUT_S, leases.ContestedRows()
+        marks = self._due_marks.begin()
         while True:
-            chosen = await self._choose(request, contested.begin_try())
+            chosen = await self._choose(request, marks, contested.begin_try())
             if not chosen.due_times:
-                return chosen.empty_batch()
+                if not chosen.marks:
+                    return chosen.empty_batch()
+                marks = {}  # what is due may have been added below a mark
+                continue
             batch = await self._lease(chosen, request, contested)
             if batch.claims:
                 return await self._end_claim(batch, chosen, request)
@@ -193,20 +199,29 @@ class MongoStore(TransactionalStore):
             with suppress(InterruptedWrite):
                 await self._connection.write_once(lambda db: claim.write_turns(db, share))
 
-    async def _choose(self, request: ClaimRequest, skipped: Collection[str] = ()) -> ClaimPlan:
-        # A claim that names its rows needs no queues.
-        beside = None if request.ids is not None else (NOTIFICATIONS, claim.QUEUES_AND_SERIAL)
+    async def _choose(
+        self, request: ClaimRequest, marks: Mapping[str, int], skipped: Collection[str] = ()
+    ) -> ClaimPlan:
         ahead = None
         wanted = None
         if self._last_choice is not None and not skipped:
             wanted = self._last_choice.guess(request, self._turns)
-        if wanted is None:
-            tx = await self._connection.look_now(_keep, beside)
+        if request.ids is not None:  # a claim that names its rows needs no queues
+            tx = await self._connection.look_now(_keep)
+        elif wanted is None:
+            tx = await self._find_queues(marks)
         else:
-            tx, ahead = await both(self._connection.look_now(_keep, beside), self._read_ahead(wanted))
+            tx, ahead = await both(self._find_queues(marks), self._read_ahead(wanted))
         chosen = await self._connection.outside(claim.plan(tx, request, self._turns, skipped, ahead))
+        chosen.marks = marks if request.ids is None else {}
         self._last_choice = claim.LastChoice(chosen)
         return chosen
+
+    async def _find_queues(self, marks: Mapping[str, int]) -> MongoTransaction:
+        """Reads the waiting queues, from the marks or, in a sweep, all from the beginning."""
+        found = (NOTIFICATIONS, claim.queues_pipeline(marks, serial=True))
+        with nullcontext() if marks else self._due_marks.pace.sweep():
+            return await self._connection.look_now(_keep, found)
 
     async def _read_ahead(self, wanted: RowsToReadAhead) -> RowsAhead | None:
         """Reads rows that the claim probably needs. If that fails, the claim reads them itself."""
@@ -221,12 +236,17 @@ class MongoStore(TransactionalStore):
         self._turns.record(chosen.share.taken())
         if len(batch.claims) < len(chosen.due_times):  # others were quicker, and more rows may be due
             return replace(batch, next_due_at=batch.now)
+        self._due_marks.note(chosen.queues, chosen.taken())
         waiting = chosen.waiting
         if chosen.may_empty_queues:
-            database = SessionDatabase(self._connection.database)
+            database, marks = SessionDatabase(self._connection.database), self._due_marks.by_queue
             with suppress(StoreUnavailable):  # the rows are leased, and the worker polls anyway
-                waiting = await self._connection.outside(claim.waiting_queues(database, request))
-        return replace(batch, next_due_at=claim.next_due_at(waiting, batch.now, request))
+                waiting = await self._connection.outside(claim.waiting_queues(database, request, marks))
+        next_due_at = claim.next_due_at(waiting, batch.now, request)
+        if chosen.marks:  # something that is due may have been added below a mark
+            sweep_at = self._due_marks.sweep_at(batch.now)
+            next_due_at = sweep_at if next_due_at is None else min(next_due_at, sweep_at)
+        return replace(batch, next_due_at=next_due_at)
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         leased: list[leases.LeasedRow] = []
@@ -336,6 +356,7 @@ class MongoStore(TransactionalStore):
         """Drops everything that this store remembers, because another primary may lack commits."""
         self._leased_documents = leases.LeasedDocuments()
         self._turns = TenantTurns()
+        self._due_marks = DueMarks()
         self._last_choice = None
 
 

@@ -9,40 +9,9 @@ fast. When they are slow, they are limited to about a twentieth of the time.
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-_FAST_SWEEP_S = 0.02
-
-_RECENT_SWEEPS = 5
-"""Number of consecutive slow sweeps after which some are skipped. A single slow one may be a coincidence."""
-
-_PAUSE_FACTOR = 20
-"""The pause after slow sweeps, as a multiple of the shortest recent duration."""
-
-
-class SweepPace:
-    """Decides when the next sweep may run."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._durations_s: deque[float] = deque([0.0] * _RECENT_SWEEPS, maxlen=_RECENT_SWEEPS)
-        self._last_ended_s = float("-inf")
-
-    def due(self) -> bool:
-        """Returns True if one of the last few sweeps was fast, or the pause after a slow one is over."""
-        duration_s = min(self._durations_s)
-        return duration_s <= _FAST_SWEEP_S or self._clock() - self._last_ended_s >= _PAUSE_FACTOR * duration_s
-
-    @contextmanager
-    def sweep(self) -> Iterator[None]:
-        """Measures the duration of the sweep inside the `with` block."""
-        started_s = self._clock()
-        yield
-        self._last_ended_s = self._clock()
-        self._durations_s.append(self._last_ended_s - started_s)
+from homing.stores.common.sweep_pace import SweepPace
 
 
 class DueWatermark:

@@ -44,6 +44,7 @@ from homing.stores.common.leased_rows import (
     build_settle_result,
 )
 from homing.stores.common.sinks import read_sink_book
+from homing.stores.common.sweep_pace import SweepPace
 from homing.stores.common.transactional_store import TransactionalStore
 from homing.stores.postgres import (
     accept,
@@ -68,7 +69,7 @@ from homing.stores.postgres import (
 from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.clock import suspected_step
 from homing.stores.postgres.connection import NOW, SINKS, Database
-from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
+from homing.stores.postgres.due_watermark import DueWatermark
 from homing.stores.postgres.errors import DuplicateIds, QueueGone
 from homing.stores.postgres.hosts import Hosts
 from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, Listener
