@@ -50,7 +50,7 @@ def test_all_queues_are_searched_from_the_beginning_in_a_twentieth_of_the_time()
     assert marks.begin()
     clock.now += 0.2
     assert marks.begin() == {}
-    assert marks.sweep_at(1_000) == 1_000
+    assert marks.sweep_at(1_000) == 1_001
 
 
 def test_while_sweeps_are_fast_every_claim_makes_one() -> None:

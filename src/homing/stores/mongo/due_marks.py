@@ -45,8 +45,8 @@ class DueMarks:
         return {} if self.pace.due() else self._marks
 
     def sweep_at(self, now: int) -> int:
-        """Returns the time at which the next sweep may run."""
-        return now + ceil(1000 * self.pace.due_in_s())
+        """Returns the time after `now` at which the next sweep may run."""
+        return now + max(1, ceil(1000 * self.pace.due_in_s()))
 
     def note(self, queues: Sequence[DueQueue], taken: Mapping[str, int]) -> None:
         """Sets the marks after a claim. `taken` has the number of its rows by the key of their queue."""
