@@ -641,7 +641,7 @@ def tally_of_a_postponement(real: Any) -> Any:
 @BUGS.plant(
     "the sums of the minutes are not written",
     "1",
-    on=(change_recorder, "_KEEP_MINUTES"),
+    on=(change_recorder, "KEEP_MINUTES"),
     plan=bugs.quiet,
     seed=1_003,
 )

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from homing.stores.common.copy import COPY_PARTS
 from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.copy import SqliteCopySource
 from homing.testing.builders import HOUR_MS, MINUTE_MS, a_notification, a_submission
 from homing.testing.manual_clock import START_MS
 
 HOUR_AT = START_MS - START_MS % HOUR_MS
+
+MINUTES = next(part for part in COPY_PARTS if part.name == "minute_roll_ups")
 
 
 class MinuteSums:
@@ -88,6 +92,33 @@ async def test_what_the_previous_release_counts_in_a_minute_is_added(sums: Minut
     sums.now += MINUTE_MS
     await sums.accept("a")
     assert await sums.read("a") == {10: 6, 11: 1}
+
+
+async def test_a_copy_reads_the_minutes_page_by_page(sums: MinuteSums) -> None:
+    """Uniting both tables for each page would take longer than the copy itself."""
+    key = ", ".join(MINUTES.key)
+    with closing(sqlite3.connect(sums.path)) as connection:
+        connection.executemany(
+            f"INSERT INTO homing_minute_roll_ups ({key}, accepted) VALUES (?, ?, 'email', 'sendgrid', 1)",
+            [(HOUR_AT + minute * MINUTE_MS, f"t{number}") for minute in range(50) for number in range(400)],
+        )
+        connection.commit()
+    await sums.accept("t0")
+    source, steps = SqliteCopySource(sums.path), 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1000
+
+    await source.open()
+    assert source._connection is not None
+    source._connection.set_progress_handler(count, 1000)
+    found = list(await source.page(MINUTES, None, 100))
+    found += await source.page(MINUTES, tuple(found[-1][: len(MINUTES.key)]), 100)
+    assert len(found) == 200
+    assert steps <= 50_000
+    assert (await source.counts())[MINUTES.name] == 20_000, "one of them is in both tables"
+    await source.close()
 
 
 async def test_a_transaction_with_one_notification_writes_eleven_pages(sums: MinuteSums) -> None:

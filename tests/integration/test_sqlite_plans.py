@@ -49,6 +49,8 @@ async def test_a_hot_statement_scans_nothing(name: str, connection: sqlite3.Conn
     assert plan
     scans = [line for line in plan if line.startswith("SCAN") and not _HARMLESS.match(line)]
     assert scans == (["SCAN homing_sinks"] if name in _READS_ALL_SINKS else [])
+    whole_hours = [line for line in plan if line.endswith("USING PRIMARY KEY (hour_at=?)")]
+    assert not whole_hours, "an hour has a row for each tenant, channel and provider"
 
 
 async def test_the_check_would_notice_a_scan(connection: sqlite3.Connection) -> None:

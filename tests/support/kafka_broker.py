@@ -74,6 +74,12 @@ broker.session.timeout.ms=2500
 broker.heartbeat.interval.ms=200
 {more}
 """
+_NO_COORDINATOR = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""Errors of a broker that has just started and does not know its groups yet."""
 _QUICK = {"log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
 
 
@@ -220,8 +226,15 @@ class KafkaBroker:
         partitions = self.admin.list_topics(topic, timeout=_PATIENCE_S).topics[topic].partitions
         places = [TopicPartition(topic, one) for one in partitions]
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, **_QUICK})
+        until = time.monotonic() + _PATIENCE_S
         try:
-            return sum(max(0, one.offset) for one in consumer.committed(places, timeout=_PATIENCE_S))
+            while True:
+                try:
+                    return sum(max(0, one.offset) for one in consumer.committed(places, timeout=_PATIENCE_S))
+                except KafkaException as error:
+                    if error.args[0].code() not in _NO_COORDINATOR or time.monotonic() > until:
+                        raise
+                time.sleep(0.05)
         finally:
             consumer.close()
 

@@ -43,6 +43,9 @@ LISTED_KEYS = (
 )
 """Keys that the table of any provider may have. All other keys are settings of the provider's kind."""
 
+_CHECK_THREADS = 4
+"""Number of plain health checks and lookups of one provider that may run at the same time."""
+
 ProviderArgument = Provider | Listed | Callable[..., Any]
 """A provider given in Python: an object with `send`, a function of a `Delivery`, or a `Listed` with
 settings."""
@@ -98,18 +101,19 @@ def _build_routes(settings: Settings, listed: Sequence[Listed]) -> dict[Channel,
 def give_threads(listed: Sequence[Listed], clock: Clock) -> list[Listed]:
     """Gives each provider that makes blocking calls as many threads as it may have attempts in flight."""
 
-    def threads_of(one: Listed) -> Any:
-        name = f"homing-{one.id}"
+    def threads(name: str, most: int) -> Any:
         if isinstance(clock, RunsBlockingCalls):
-            return clock.blocking_calls(name, one.max_in_flight)
-        return import_object("homing.providers.common.thread_pool:ThreadPool")(name, one.max_in_flight)
+            return clock.blocking_calls(name, most)
+        return import_object("homing.providers.common.thread_pool:ThreadPool")(name, most)
 
     found = []
     for one in listed:
         if isinstance(one.provider, UsesThreads):
-            one.provider.use_threads(threads_of(one))
-        if one.threads is None and _has_plain(one.provider, "send", "check", "look_up"):
-            one = replace(one, threads=threads_of(one))
+            one.provider.use_threads(threads(f"homing-{one.id}", one.max_in_flight))
+        if one.threads is None and _has_plain(one.provider, "send"):
+            one = replace(one, threads=threads(f"homing-{one.id}", one.max_in_flight))
+        if one.check_threads is None and _has_plain(one.provider, "check", "look_up"):
+            one = replace(one, check_threads=threads(f"homing-{one.id}-check", _CHECK_THREADS))
         found.append(one)
     return found
 

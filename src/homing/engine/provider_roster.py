@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.ids import id_time_ms
 from homing.core.notifications import Channel
-from homing.core.ports.providers import Provider, SupportsBatchSend
+from homing.core.ports.providers import Delivery, Provider, SupportsBatchSend, SupportsLookup
 from homing.core.ports.runtime import BlockingCalls, is_async
 from homing.core.routing.breaker import BreakerPolicy, default_policy
 from homing.core.routing.failover import MAX_WEIGHT, Route, RouteStep, first_step, rotate_route
@@ -46,7 +47,12 @@ class Listed(Struct, frozen=True, kw_only=True):
     None if first attempts are not split by weight.
     """
     threads: BlockingCalls | None = None
-    """Threads for plain methods of the provider, which may block. None if its methods are async."""
+    """Threads for a plain `send`, which may block. None if it is async."""
+    check_threads: BlockingCalls | None = None
+    """Threads for a plain `check` and `look_up`. None if both are async.
+
+    They are not those of `send`, so that checks that hang leave no message without a thread.
+    """
 
     @property
     def breaker_policy(self) -> BreakerPolicy:
@@ -58,14 +64,24 @@ class Listed(Struct, frozen=True, kw_only=True):
         check: Callable[[], Any] | None = getattr(self.provider, "check", None)
         if check is None:
             raise NotImplementedError("it has no health check")
-        return bool(await self.call(check))
+        return bool(await _call(self.check_threads, check))
 
-    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a method of the provider and returns its result. A plain method runs in a thread."""
-        if self.threads is None or is_async(method):
-            return await method(*arguments)
-        result = await self.threads.call(partial(method, *arguments))
-        return await result if inspect.isawaitable(result) else result
+    async def send(self, delivery: Delivery) -> Any:
+        """Sends a delivery through the provider, and returns its result."""
+        return await _call(self.threads, self.provider.send, delivery)
+
+    async def look_up(self, delivery: Delivery, message_id: str | None) -> Any:
+        """Asks the provider what became of a message, and returns its result."""
+        assert isinstance(self.provider, SupportsLookup), "checked by the caller"
+        return await _call(self.check_threads, self.provider.look_up, delivery, message_id)
+
+
+async def _call(threads: BlockingCalls | None, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a method of a provider and returns its result. A plain method runs in one of these threads."""
+    if threads is None or is_async(method):
+        return await method(*arguments)
+    result = await threads.call(partial(method, *arguments))
+    return await result if inspect.isawaitable(result) else result
 
 
 class Closeable(Protocol):
@@ -166,9 +182,9 @@ class ProviderRoster:
         """Closes all providers, then their shared resource. Ignores errors, and does not wait forever."""
         replaced = (provider for _, provider in self._replaced)
         shared = () if self._shared is None else (self._shared,)
-        for listed in self:
-            if listed.threads is not None:
-                await listed.threads.close(_CLOSE_THREADS_MS)
+        pools = [one for listed in self for one in (listed.threads, listed.check_threads) if one is not None]
+        closing = (pool.close(_CLOSE_THREADS_MS) for pool in pools)
+        await asyncio.gather(*closing, return_exceptions=True)
         await close_all([*(listed.provider for listed in self), *replaced, *shared])
 
     def route(self, channel: Channel) -> Route:

@@ -280,6 +280,24 @@ async def test_a_message_is_not_rejected_if_the_directory_fails_for_it_now_and_t
     assert (await count(engine), bridge.broker.quarantined) == (9, {})
 
 
+async def test_a_directory_that_drops_one_call_in_seven_holds_up_no_bridge(harness: EngineHarness) -> None:
+    class Dropping(FailingFor):
+        calls = 0
+
+        async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
+            self.calls += 1
+            if not self.calls % 7:
+                raise ConnectionError("dropped")
+            return {}
+
+    bridge, directory = LocalBridge(), Dropping()
+    for number in range(300):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    assert (await count(engine), bridge.broker.quarantined) == (300, {})
+    assert directory.calls == 349, "49 were dropped, and each of them was made again, and no other"
+
+
 async def test_many_such_messages_in_front_hold_up_no_others(harness: EngineHarness) -> None:
     bridge, directory = LocalBridge(), FailingFor(*(f"u{number}" for number in range(80)))
     for number in range(100):

@@ -18,6 +18,7 @@ from homing.core.lifecycle.outcomes import Settlement
 from homing.core.notifications import Reason, Recipient
 from homing.core.ports.providers import Delivery
 from homing.core.retry.decide import RecipientFacts
+from homing.core.routing.breaker import BreakerPolicy
 from homing.providers.local.scripted import ScriptedProvider
 from homing.rehearsal.virtual_time import VirtualBlock
 from support.batch_provider import BatchProvider
@@ -234,6 +235,28 @@ async def test_a_synchronous_send_ends_in_time_although_its_provider_ignores_its
         await mail(engine, synchronous=True)
     assert asyncio.get_running_loop().time() - began <= 2
     assert await status(engine, caught.value.notification_id) is Status.FAILED
+
+
+async def test_plain_health_checks_that_hang_leave_the_threads_of_sends_alone(harness: EngineHarness) -> None:
+    class Hanging:
+        """Its first sends fail, and its health check never returns."""
+
+        def __init__(self) -> None:
+            self.sends = 0
+
+        def send(self, delivery: Delivery) -> Outcome:
+            self.sends += 1
+            return Outcome(K.ACCEPTED if self.sends > 5 else K.TRANSIENT)
+
+        def check(self) -> Any:
+            return VirtualBlock(asyncio.Event().wait())
+
+    policy = BreakerPolicy(failures=5, open_ms=60_000, health_every_ms=10_000)
+    listed = serving("plain", Hanging(), max_in_flight=2, breaker=policy)
+    engine = await harness.open({"plain": listed}, rules=steady())
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(200)
+    assert [await status(engine, id) for id in ids] == [Status.SENT] * 5
 
 
 @pytest.mark.parametrize("taken", [True, False])

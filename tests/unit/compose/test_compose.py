@@ -138,11 +138,9 @@ def test_plain_methods_of_a_provider_get_threads_and_async_ones_do_not() -> None
             return True
 
     found = build_roster(load_settings(), {"plain": Plain(), "mixed": Mixed(), "own": ScriptedProvider()})  # type: ignore[dict-item]
-    assert [(one.id, one.threads is not None, one.max_in_flight) for one in found] == [
-        ("plain", True, 32),
-        ("mixed", True, 128),
-        ("own", False, 128),
-    ]
+    assert [
+        (one.id, one.threads is not None, one.check_threads is not None, one.max_in_flight) for one in found
+    ] == [("plain", True, False, 32), ("mixed", False, True, 128), ("own", False, False, 128)]
 
 
 def test_a_provider_given_in_python_can_declare_its_channels() -> None:

@@ -127,7 +127,7 @@ async def call_provider(listed: Listed, delivery: Delivery) -> Outcome:
     """
     try:
         if listed.threads is not None:
-            return sanitize_outcome(await listed.call(listed.provider.send, delivery))
+            return sanitize_outcome(await listed.send(delivery))
         return sanitize_outcome(await listed.provider.send(delivery))
     except asyncio.CancelledError as error:
         if is_cancelled():

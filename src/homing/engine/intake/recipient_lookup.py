@@ -32,8 +32,8 @@ _MAX_PROBES = 16
 """Maximum number of later items that are tried."""
 
 _MAX_REPEATS = 3
-"""How often an item is prepared again, each time after a success for another one, before it is rejected. A
-directory may fail now and then. There are fewer repeats if they take more than ten seconds."""
+"""How often an item is prepared again, with a success for another one after each failure, before it is
+rejected. A directory may fail now and then. There are fewer repeats if they take more than ten seconds."""
 
 _SEARCH_MS = 3 * _DIRECTORY_TIMEOUT_MS
 """Time after which `prepare_each` gives up if there was no success yet, such as while the directory hangs."""
@@ -196,11 +196,11 @@ async def _prepare_again(
     until, repeats = loop.time() + _DIRECTORY_TIMEOUT_MS / 1000, 0
     while repeats < _MAX_REPEATS and loop.time() < until:
         repeats += 1
-        await prepare(control)
         try:
             return await prepare(item)
         except DirectoryFailed as error:
             failure = error
+        await prepare(control)
     return failure
 
 

@@ -127,7 +127,7 @@ class StatusLookups:
             return None
         try:
             delivery = _delivery(notification, attempt)
-            look_up = partial(listed.call, listed.provider.look_up, delivery, attempt.provider_message_id)
+            look_up = partial(listed.look_up, delivery, attempt.provider_message_id)
             async with self._concurrency:
                 found: object = await call_within(look_up, _TIMEOUT_MS)
         except Exception as error:  # a provider may raise anything; the text may contain the recipient

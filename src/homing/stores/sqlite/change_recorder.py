@@ -97,9 +97,9 @@ class _RollUps:
         if statement.run(tx, rows) == len(rows):
             return
         # Rows with the sums of another minute are unchanged, and those that were changed have this minute.
-        stale = tx.one(_STALE_MINUTES, hour_at, minute_at, encode(list(totals)))
-        tx.run(_KEEP_MINUTES, hour_at, minute_at, stale)
-        tx.run(_BEGIN_MINUTES, hour_at, minute_at, stale)
+        stale = tx.one(STALE_MINUTES, hour_at, minute_at, encode(list(totals)))
+        tx.run(KEEP_MINUTES, hour_at, minute_at, stale)
+        tx.run(BEGIN_MINUTES, hour_at, minute_at, stale)
         left = {tuple(key) for key in decode(stale)}
         statement.run(tx, [row for key, row in zip(totals, rows, strict=True) if key in left])
 
@@ -122,19 +122,19 @@ def minute_column(name: str) -> str:
 _ROLL_UPS = _RollUps()
 
 _NEWEST_MINUTES = """homing_roll_ups AS r
-  ON r.hour_at = ?1 AND r.tenant = json_extract(k.value, '$[0]')
-  AND r.channel = json_extract(k.value, '$[1]') AND r.provider = json_extract(k.value, '$[2]')
+  ON r.hour_at = ?1 AND r.tenant = json_extract(j.value, '$[0]')
+  AND r.channel = json_extract(j.value, '$[1]') AND r.provider = json_extract(j.value, '$[2]')
   AND r.minute_at <> ?2"""
 
-_STALE_MINUTES = f"""
+STALE_MINUTES = f"""
 SELECT json_group_array(json_array(r.tenant, r.channel, r.provider))
-FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES}
+FROM json_each(?3) AS j CROSS JOIN {_NEWEST_MINUTES}
 """  # noqa: S608
 
-_KEEP_MINUTES = f"""
+KEEP_MINUTES = f"""
 INSERT INTO homing_minute_roll_ups ({", ".join((*MINUTE_KEY, *MINUTE_SUMS))})
 SELECT {", ".join(f"r.{name}" for name in (*MINUTE_KEY, *map(minute_column, MINUTE_SUMS)))}
-FROM json_each(?3) AS k CROSS JOIN {_NEWEST_MINUTES} WHERE r.minute_at > 0
+FROM json_each(?3) AS j CROSS JOIN {_NEWEST_MINUTES} WHERE r.minute_at > 0
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in MINUTE_SUMS)}
 """  # noqa: S608
 """Copies the sums of minutes that have ended to rows of their own.
@@ -142,12 +142,14 @@ ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for na
 A minute is there already if the clock was set back, or if the previous release has counted in it.
 """
 
-_BEGIN_MINUTES = f"""
-UPDATE homing_roll_ups SET minute_at = ?2, {", ".join(f"{minute_column(name)} = 0" for name in MINUTE_SUMS)}
-FROM json_each(?3) AS k
-WHERE hour_at = ?1 AND tenant = json_extract(k.value, '$[0]')
-  AND channel = json_extract(k.value, '$[1]') AND provider = json_extract(k.value, '$[2]')
+BEGIN_MINUTES = f"""
+INSERT INTO homing_roll_ups ({", ".join(ROLL_UP_KEY)}, minute_at)
+SELECT ?1, json_extract(j.value, '$[0]'), json_extract(j.value, '$[1]'), json_extract(j.value, '$[2]'), ?2
+FROM json_each(?3) AS j WHERE true
+ON CONFLICT DO UPDATE SET minute_at = excluded.minute_at,
+  {", ".join(f"{minute_column(name)} = 0" for name in MINUTE_SUMS)}
 """  # noqa: S608
+"""The rows exist. An UPDATE would examine all rows of the hour instead of finding each by its key."""
 
 ALL_MINUTES = f"""(
   SELECT {", ".join((*MINUTE_KEY, *MINUTE_SUMS))} FROM homing_minute_roll_ups WHERE minute_at > {{after}}

@@ -92,6 +92,8 @@ class SqliteCopySource:
                 f"Run `homing db migrate --store {self._path}` first, or upgrade Homing if the file is newer."
             )
         self._connection.execute("BEGIN")  # the first read fixes the snapshot for all later reads
+        for statement in _UNITE_MINUTES:
+            self._connection.execute(statement)
 
     async def _all(self, sql: str, *parameters: Any) -> list[Any]:
         connection = self._connection
@@ -105,11 +107,16 @@ class SqliteCopySource:
             raise translate_error(error, self._path) from error
 
 
-_MINUTES = f"""(
+_UNITE_MINUTES = (
+    f"""
+CREATE TEMP TABLE homing_minutes AS
 SELECT {", ".join((*MINUTE_KEY, *(f"sum({name}) AS {name}" for name in MINUTE_SUMS)))}
-FROM {ALL_MINUTES.format(after="0")} GROUP BY {", ".join(MINUTE_KEY)})"""  # noqa: S608
+FROM {ALL_MINUTES.format(after="0")} GROUP BY {", ".join(MINUTE_KEY)}""",  # noqa: S608
+    f"CREATE UNIQUE INDEX temp.homing_minutes_key ON homing_minutes ({', '.join(MINUTE_KEY)})",
+)
+"""Unite the sums of minutes from both of their places in a temporary table, which is read page by page."""
 
 
 def _source(part: CopyPart) -> str:
-    """Returns SQL for the records of a part."""
-    return _MINUTES if part.name == "minute_roll_ups" else f"homing_{part.name}"
+    """Returns the table with the records of a part."""
+    return "homing_minutes" if part.name == "minute_roll_ups" else f"homing_{part.name}"

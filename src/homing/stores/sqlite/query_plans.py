@@ -22,4 +22,7 @@ def hot_statements() -> dict[str, str]:
         "settle: rows": settle.UPDATE_SETTLED.each.text,
         "settle: rows with equal values": settle.UPDATE_SETTLED.alike,
         "queues that rows have left": change_recorder.UPDATE_LEFT_QUEUES.text,
+        "sums: rows of another minute": change_recorder.STALE_MINUTES,
+        "sums: keep a minute": change_recorder.KEEP_MINUTES,
+        "sums: begin a minute": change_recorder.BEGIN_MINUTES,
     }
