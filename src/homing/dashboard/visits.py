@@ -55,7 +55,7 @@ NOTICES = {
     "enabled": "Enabled.",
     "restored": "Restored as the newest version.",
     "released-events": "The parked events wait to be published again.",
-    "demo": "Started. Watch the figures below.",
+    "demo": "Started, or already going on. Watch the figures below.",
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
 

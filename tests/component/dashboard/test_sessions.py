@@ -421,6 +421,13 @@ async def test_a_job_can_only_do_what_makes_sense_for_what_it_acts_on(site: Site
     assert "rate: is not a number; give notifications per second" in answer.text
 
 
+async def test_the_details_of_the_audit_trail_are_shown_as_json(site: Site) -> None:
+    person = await site.signed_in()
+    fields = {"form_token": await person.form_token(), "name": "shop", "scope_read": "1"}
+    assert (await person.post("/ui/keys", fields)).status == 200
+    assert escape('scopes ["read"]') in (await person.get("/ui/audit")).text.replace("&#34;", "&quot;")
+
+
 async def test_signing_out_needs_the_form_too(site: Site) -> None:
     person = await site.signed_in()
     token = await person.form_token()

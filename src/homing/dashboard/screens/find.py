@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -68,7 +68,7 @@ async def show_found(visit: Visit) -> Response:
         find=words,
         page=page,
         next_page=next_page,
-        compared=", ".join(_WORDS[kind] for kind in page.compared_with),
+        compared=_listed([_WORDS[kind] for kind in page.compared_with]),
         chosen={name: visit.query.get(name, "") for name in _FILTERS},
         statuses=list(Status),
         channels=list(Channel),
@@ -106,6 +106,12 @@ def _filter(visit: Visit) -> Filter:
 def _kept(visit: Visit) -> dict[str, str]:
     """Returns the search in the address, without the page."""
     return {name: value for name, value in visit.query.items() if name in ("q", *_FILTERS)}
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Returns words as a list in a sentence."""
+    *others, last = words or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _job_plan(visit: Visit, words: str) -> str:

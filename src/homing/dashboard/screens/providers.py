@@ -40,6 +40,7 @@ async def read_providers(visit: Visit) -> str:
                 draw_sparkline(
                     [point.sent for point in one.last_hour],
                     title=f"sent per minute in the last hour, {one.sent:,} in all",
+                    width=96,
                 )
             )
             for one in found.items
