@@ -325,6 +325,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     cancel = _waits(TenantApi.cancel)
     dead_letter_groups = _waits(TenantApi.dead_letter_groups)
     dry_run = _waits(TenantApi.dry_run)
+    why_stopped = _waits(TenantApi.why_stopped)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
     batch = _waits(TenantApi.batch)

@@ -80,6 +80,7 @@ _LABELS: dict[str, str] = {
     "timeout_ms": "Timeout",
     "max_age_ms": "Maximum age",
     "data": "Sample data",
+    **dict.fromkeys(("email", "phone", "url", "deviceToken"), "Address"),
     **{
         name: name.capitalize()
         for name in (
