@@ -325,7 +325,6 @@ class SyncTenantApi(SyncPart[_Tenant]):
     cancel = _waits(TenantApi.cancel)
     dead_letter_groups = _waits(TenantApi.dead_letter_groups)
     dry_run = _waits(TenantApi.dry_run)
-    why_stopped = _waits(TenantApi.why_stopped)
     error_groups = _waits(TenantApi.error_groups)
     explain = _waits(TenantApi.explain)
     batch = _waits(TenantApi.batch)
@@ -356,6 +355,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     success_by_attempt = _waits(TenantApi.success_by_attempt)
     waiting = _waits(TenantApi.waiting)
     waiting_histogram = _waits(TenantApi.waiting_histogram)
+    why_stopped = _waits(TenantApi.why_stopped)
 
     def _submit_chunk(
         self, chunk: Sequence[SendInput], first: int, connection: Any
@@ -463,6 +463,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     try_provider = _waits(Homing.try_provider)
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
+    system = _waits(Homing.system)
     workers = _waits(Homing.workers)
 
 
