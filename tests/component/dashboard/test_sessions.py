@@ -594,6 +594,24 @@ async def test_sample_data_that_is_no_json_object_is_kept_for_correction(site: S
     assert framed.status == 422
 
 
+async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:
+    wanted = [
+        await site.homing.send(f"ada{number}@example.org", channel="email", type="invoice", body="x")
+        for number in range(60)
+    ]
+    await site.homing.send("grace@example.org", channel="email", type="news", body="x")
+    person = await site.signed_in("read")
+    shown = (await person.get("/ui/find?type=invoice")).text
+    (address,) = re.findall(r'href="(export\?[^"]*)"', shown)
+    answer = await person.get(f"/ui/{address}")
+    assert answer.headers["content-disposition"] == 'attachment; filename="notifications.jsonl"'
+    found = [msgspec.json.decode(line)["id"] for line in answer.text.splitlines()]
+    assert sorted(found) == sorted(one.id for one in wanted)
+    assert (await person.get("/ui/export?q=no-such-thing")).text == ""
+    entry = (await site.homing.audit.list("default", limit=2)).items[1]
+    assert entry.action == "notification.export"
+
+
 async def store_template(homing: Homing) -> None:
     parts = TemplateParts(subject="Order {{ order }}", text="On its way.")
     locales = {"en-US": {Channel.EMAIL: parts}}
