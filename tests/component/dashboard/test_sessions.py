@@ -594,6 +594,20 @@ async def test_sample_data_that_is_no_json_object_is_kept_for_correction(site: S
     assert framed.status == 422
 
 
+async def test_a_suppressed_address_is_looked_up(site: Site) -> None:
+    for number in range(60):
+        await site.homing.recipients.suppress("email", f"a{number:02}@example.org", why="full", who="ada")
+    person = await site.signed_in("read")
+    first = (await person.get("/ui/recipients")).text
+    assert ("a49@example.org" in first, "a59@example.org" in first) == (True, False)
+    found = (await person.get("/ui/recipients?channel=email&address=a59%40Example.org")).text
+    assert ("a59@example.org" in found, "a49@example.org" in found) == (True, False)
+    none = (await person.get("/ui/recipients?channel=sms&address=%2B15550100")).text
+    assert "+15550100 is not suppressed on sms." in none
+    missing = await person.get("/ui/recipients?address=a59%40example.org")
+    assert (missing.status, "Channel is missing; give the channel" in missing.text) == (422, True)
+
+
 async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:
     wanted = [
         await site.homing.send(f"ada{number}@example.org", channel="email", type="invoice", body="x")
