@@ -355,6 +355,7 @@ class SyncTenantApi(SyncPart[_Tenant]):
     success_by_attempt = _waits(TenantApi.success_by_attempt)
     waiting = _waits(TenantApi.waiting)
     waiting_histogram = _waits(TenantApi.waiting_histogram)
+    why_stopped = _waits(TenantApi.why_stopped)
 
     def _submit_chunk(
         self, chunk: Sequence[SendInput], first: int, connection: Any
@@ -463,6 +464,7 @@ class SyncHoming(SyncTenantApi[Homing]):
     try_provider = _waits(Homing.try_provider)
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
+    system = _waits(Homing.system)
     workers = _waits(Homing.workers)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from homing import compose
+from homing.cli.demo.fake_providers import SETTINGS, DemoProvider, build_demo_engine
+from homing.cli.demo.live_story import LiveStory
+from homing.core.routing.breaker import Phase
 from support.cli_driver import Cli
 
 
@@ -46,3 +51,24 @@ def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_no
     left = Cli(folder)
     counts = left.ok("stats", "--json").json["queueCounts"]
     assert {status: count for status, count in counts.items() if count} == {"sent": 39, "failed": 1}
+
+
+@pytest.mark.slow
+async def test_the_button_that_kills_a_worker_loses_its_attempts_and_blames_no_provider(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "homing.toml").write_text(SETTINGS)
+    pigeon, hawk = DemoProvider("pigeon"), DemoProvider("hawk")
+    backend = compose.build_store(str(tmp_path / "homing.db"))
+    async with build_demo_engine(tmp_path, backend, pigeon, hawk) as homing, asyncio.timeout(60):
+        homing.start_worker()
+        story = LiveStory(homing, tmp_path, pigeon, hawk)
+        await story.events["kill-a-worker"]()
+        while (await homing.queue_counts())["sent"] < 12:  # noqa: ASYNC110 (polls the store)
+            await asyncio.sleep(0.1)
+        page = await homing.list()
+        histories = [await homing.history(one.id) for one in page.items]
+        outcomes = {attempt.outcome.value for one in histories for attempt in one.attempts}
+        assert outcomes == {"lost", "accepted"}
+        assert {one.breaker.phase for one in await homing.providers()} == {Phase.CLOSED}
+        await homing.stop_worker()

@@ -116,6 +116,9 @@ def test_all_that_waits_is_retried_or_cancelled_by_a_job(site: DashboardSite, pa
     page.goto(f"{site.url}/ui/waiting")
     page.get_by_role("link", name="Retry or cancel all that wait…").click()
     expect(page.locator(".verdict")).to_contain_text("This would retry 3 notifications")
+    site.on_loop(lambda homing: homing.force_breaker("pigeon", "open", who="ada"))
+    page.get_by_role("button", name="Estimate again").click()
+    expect(page.locator(".notice")).to_contain_text("The job would stop at once: the breaker")
     assert {site.on_loop(lambda homing, id=id: homing.get(id)).status.value for id in orders} <= {  # type: ignore[misc]
         "retrying",
         "pending",

@@ -38,7 +38,7 @@ HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}&lt;b&g
 """Text that must stay text wherever it is shown."""
 
 
-class Vendor:
+class SimulatedProvider:
     """A simulated provider. The address decides the outcome, and `up` whether it works at all."""
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ class DashboardSite:
         demo: Mapping[str, DemoEvent] | None = None,
     ) -> None:
         self.folder = folder
-        self.pigeon, self.hawk = Vendor("pigeon"), Vendor("hawk")
+        self.pigeon, self.hawk = SimulatedProvider("pigeon"), SimulatedProvider("hawk")
         (folder / "homing.toml").write_text(
             f'store = "{store or folder / "homing.db"}"\n{toml}', encoding="utf-8"
         )

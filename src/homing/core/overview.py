@@ -235,6 +235,8 @@ class Overview(Struct, frozen=True, kw_only=True, rename="camel"):
     """Number of dead letters, also of acknowledged ones."""
     failed_last_hour: int
     """Number of new dead letters in the last hour."""
+    unacknowledged: int
+    """Number of dead letters that no operator has acknowledged. 100,000 means that many or more."""
 
     def of(self, channel: Channel) -> ChannelNow:
         """Returns the state of a channel that is in `channels`."""
@@ -325,11 +327,12 @@ def give_verdict(
     *,
     live_workers: int,
     failed_last_hour: int,
+    unacknowledged: int | None = None,
     zone: tzinfo = UTC,
 ) -> tuple[VerdictLevel, str]:
     """Returns how bad the state is, and what is wrong in one sentence. The worst comes first.
 
-    Times of day are in this time zone.
+    Dead letters need attention until all are acknowledged. Times of day are in this time zone.
     """
     late = sorted(
         (one for one in channels if one.late_ms(now) > LATE_AFTER_MS and not (one.works and live_workers)),
@@ -356,10 +359,10 @@ def give_verdict(
         *_troubles_in_time(channels, now, zone),
         *(_retries(one, now) for one in channels if one.has_retries(now, least=_FEW)),
     ]
-    if failed_last_hour:
-        parts.append(
-            f"{failed_last_hour:,} dead letter{'' if failed_last_hour == 1 else 's'} in the last hour"
-        )
+    one = failed_last_hour == 1
+    failed = f"{failed_last_hour:,} dead letter{'' if one else 's'} in the last hour"
+    if failed_last_hour and unacknowledged != 0:
+        parts.append(failed)
     if parts:
         text = "; ".join(parts)
         return level, text[0].upper() + text[1:]
@@ -368,6 +371,8 @@ def give_verdict(
     sent = sum(point.sent for one in channels for point in one.last_hour)
     retries = [_retries(one, now) for one in channels if one.has_retries(now)]
     rest = f"; {'; '.join(retries)}" if retries else ", and nothing is late"
+    if failed_last_hour:
+        rest += f"; {failed} {'is' if one else 'are'} acknowledged"
     return VerdictLevel.OK, f"All is well: {sent:,} sent in the last hour{rest}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -28,7 +28,15 @@ from homing.dashboard.live import FORM_TOKEN_PLACE, LiveFeed
 from homing.dashboard.rendering import render
 from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, respond_with_file
-from homing.dashboard.visits import DashboardTools, ScreenRoute, Screens, Visit, own_page, read_form
+from homing.dashboard.visits import (
+    DashboardTools,
+    ScreenRoute,
+    Screens,
+    Visit,
+    explain_problem,
+    own_page,
+    read_form,
+)
 from homing.engine.access.web_sessions import WebSession
 from homing.http_server.asgi import RequestIds, RequestObserver
 
@@ -45,6 +53,8 @@ _MAX_REQUESTS = 100
 _ANSWER_S = 10.0
 
 _LIVE = "/ui/live/"
+
+_UNEXPECTED = "An unexpected error occurred. The log has the details."
 
 _EXPORT, _EXPORT_S = "/ui/export", 120.0
 
@@ -110,7 +120,7 @@ class Pages:
                 StarletteRoute(f"{_LIVE}{{name}}", self.stream),
                 *(self._route(route) for one in screens for route in one.routes),
             ]
-        self._app = Starlette(routes=routes)
+        self._app = Starlette(routes=routes, exception_handlers=_HANDLERS)
         self._app.router.redirect_slashes = False
 
     async def show_home(self, request: Request) -> Response:
@@ -244,7 +254,7 @@ class Pages:
                 exc_info=error,
                 extra={"request_id": page.id},
             )
-            await page.fail(receive, 500, "An unexpected error occurred. The log has the details.")
+            await page.fail(receive, 500, _UNEXPECTED)
 
 
 class _LiveVisit(Visit):
@@ -288,10 +298,35 @@ class _PageRequest:
             await PlainTextResponse(f"{text}\n", status, headers)(self.scope, receive, self.send)
 
 
+def _no_page(request: Request, error: Exception) -> Response:
+    return _problem(request, 404, "Not found", "There is no page at this address.")
+
+
+def _only_a_form(request: Request, error: Exception) -> Response:
+    text = "This address only takes a form. Open the page with the form again."
+    return _problem(request, 405, "Not a page", text)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    return _problem(request, 500, "Unexpected error", _UNEXPECTED)
+
+
+_HANDLERS: dict[Any, Callable[[Request, Exception], Response]] = {
+    404: _no_page,
+    405: _only_a_form,
+    500: _unexpected,
+}
+"""Status → function that returns the page for it. An unexpected error is logged afterwards."""
+
+
 def _failure(request: Request, error: HomingError) -> Response:
     status = next(status for kind, status in _STATUSES if isinstance(error, kind))
     titles = {404: "Not found", 409: "Not possible", 503: "The store does not answer"}
-    text = str(error) if status != 503 else "Try again in a moment. The log of the service has the details."
+    text = (
+        explain_problem(error)
+        if status != 503
+        else "Try again in a moment. The log of the service has the details."
+    )
     return _problem(request, status, titles.get(status, "Not valid"), text)
 
 

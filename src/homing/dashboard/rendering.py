@@ -65,6 +65,7 @@ def environment() -> Environment:
         slots=show_slots,
         with_times=mark_times,
         json=show_json,
+        detail=show_detail,
         trusted=trust,
         end_time=lambda ms: f"{show_day(moment(ms))} UTC",
     )
@@ -191,6 +192,11 @@ def show_word(state: object) -> str:
     """Returns the words for a state, such as `in doubt`. Codes in capitals stay as they are."""
     text = str(state)
     return text.replace("_", " ") if text.islower() else text
+
+
+def show_detail(value: Any) -> str:
+    """Returns a value of the audit trail as people read it: texts as they are, all else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def show_json(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -14,10 +14,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from homing.core.access.scopes import Caller, Scope
-from homing.core.errors import InvalidRequest
+from homing.core.durations import read_duration
+from homing.core.errors import HomingError, InvalidRequest
 from homing.core.ports.runtime import Clock
 from homing.core.rehearsal import Rehearsal, RehearsalReport
-from homing.core.times import moment
+from homing.core.times import LONGEST_MS, moment
 from homing.dashboard.rendering import render
 from homing.dashboard.settings import DashboardSettings
 from homing.engine.access.web_sessions import WebSession
@@ -55,9 +56,49 @@ NOTICES = {
     "enabled": "Enabled.",
     "restored": "Restored as the newest version.",
     "released-events": "The parked events wait to be published again.",
-    "demo": "Started. Watch the figures below.",
+    "demo": "Started, or already going on. Watch the figures below.",
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
+
+
+_LABELS: dict[str, str] = {
+    "why": "Reason",
+    "lasting": "Valid for",
+    "overlap": "Old key stays valid for",
+    "delay": "Due in",
+    "rate": "Per second",
+    "traffic": "Traffic per second",
+    "statuses": "Status",
+    "error_code": "Error code",
+    "max_attempts": "Attempts",
+    "base_ms": "First delay",
+    "cap_ms": "Longest delay",
+    "steps_ms": "Fixed delay",
+    "scopes": "A scope",
+    "jitter_ratio": "Proportional jitter",
+    "jitter_ms": "Additive jitter",
+    "timeout_ms": "Timeout",
+    "max_age_ms": "Maximum age",
+    "data": "Sample data",
+    **dict.fromkeys(("email", "phone", "url", "deviceToken"), "Address"),
+    **{
+        name: name.capitalize()
+        for name in (
+            *("address", "backoff", "channel", "command", "duration", "factor", "jitter", "kind", "locale"),
+            *("name", "origin", "outage", "priority", "provider", "status", "tenant", "type"),
+            *("reason", "phase", "version"),
+        )
+    },
+}
+"""Name of a field → its label in a form, for messages about wrong values."""
+"""Name of a field → its label in a form, for messages about wrong values."""
+
+
+def explain_problem(error: HomingError) -> str:
+    """Returns the message of an error. A field is named as the form names it."""
+    text, field = str(error), getattr(error, "field", "")
+    label = _LABELS.get(field.rpartition(".")[2], "")
+    return f"{label} {text.removeprefix(f'{field}: ')}" if label else text
 
 
 TenantLimit = Callable[[str], AbstractContextManager[Any]]
@@ -219,6 +260,18 @@ def own_page(path: str, query: str = "") -> str:
     if not _SAFE_PATH.fullmatch(path) or ".." in path or path.startswith("sign-in"):
         return ""
     return f"{path}?{query}" if query and query.isascii() and query.isprintable() else path
+
+
+def read_span(form: Mapping[str, str], name: str, example: str) -> timedelta | None:
+    """Returns the duration in a field of a form, or None if it is empty. Any other text raises an error."""
+    if not form.get(name):
+        return None
+    span = read_duration(form[name])
+    if span is None:
+        raise InvalidRequest(name, f"is not a duration; write it like {example}")
+    if span > LONGEST_MS:
+        raise InvalidRequest(name, "is longer than 100 years")
+    return timedelta(milliseconds=span)
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -237,4 +237,5 @@ class TenantApi:
     resolve = delegate(_commands, Commands.resolve)
     bulk = delegate(_commands, Commands.bulk)
     dry_run = delegate(_commands, Commands.dry_run)
+    why_stopped = delegate(_commands, Commands.why_stopped)
     purge = delegate(_commands, Commands.purge)

@@ -404,10 +404,10 @@ async def test_a_job_can_only_do_what_makes_sense_for_what_it_acts_on(site: Site
     person = await site.signed_in()
     token = await person.form_token()
     wrong = (
-        ("dead-letters", "", "cancel", "command: is cancel; here, it must be resend or acknowledge"),
-        ("find", "retrying", "resend", "command: is resend; here, it must be retry or cancel"),
-        ("find", "sent", "retry", "status: is sent; jobs act on dead letters and on what waits"),
-        ("find", "waiting", "purge", "command: "),
+        ("dead-letters", "", "cancel", "Command is cancel; here, it must be resend or acknowledge"),
+        ("find", "retrying", "resend", "Command is resend; here, it must be retry or cancel"),
+        ("find", "sent", "retry", "Status is sent; jobs act on dead letters and on what waits"),
+        ("find", "waiting", "purge", "Command is"),
     )
     for folder, status, command, problem in wrong:
         fields = {"status": status, "command": command, "why": "x"}
@@ -418,7 +418,14 @@ async def test_a_job_can_only_do_what_makes_sense_for_what_it_acts_on(site: Site
     assert await site.homing.jobs.list("default") == ()
     fields = {"form_token": token, "status": "waiting", "command": "cancel", "why": "x", "rate": "fast"}
     answer = await person.post("/ui/find/start", fields)
-    assert "rate: is not a number; give notifications per second" in answer.text
+    assert "Per second is not a number; give notifications per second" in answer.text
+
+
+async def test_the_details_of_the_audit_trail_are_shown_as_json(site: Site) -> None:
+    person = await site.signed_in()
+    fields = {"form_token": await person.form_token(), "name": "shop", "scope_read": "1"}
+    assert (await person.post("/ui/keys", fields)).status == 200
+    assert escape('scopes ["read"]') in (await person.get("/ui/audit")).text.replace("&#34;", "&quot;")
 
 
 async def test_signing_out_needs_the_form_too(site: Site) -> None:
@@ -491,6 +498,132 @@ async def test_unknown_things_are_pages_too(site: Site) -> None:
     assert 'href="../pages.css' in answer.text
     assert (await person.get("/ui/find?status=nonsense")).status == 422
     assert (await person.get("/ui/")).headers["location"] == "now"
+
+
+async def test_an_address_without_a_page_and_an_error_are_pages_too(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = await site.signed_in()
+    for path, status, text in (
+        ("/ui/nowhere/at/all", 404, "There is no page at this address."),
+        ("/ui/providers/mail/test", 405, "This address only takes a form"),
+    ):
+        answer = await person.get(path)
+        assert (answer.status, text in answer.text, "Open the dashboard" in answer.text) == (
+            status,
+            True,
+            True,
+        )
+
+    async def fail() -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(site.homing, "overview", fail)
+    answer = await person.get("/ui/now")
+    assert (answer.status, "The log has the details" in answer.text, "secret" in answer.text) == (
+        500,
+        True,
+        False,
+    )
+    assert "Open the dashboard" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "problem"),
+    [
+        (
+            "keys",
+            {"name": "x", "scope_read": "1", "lasting": "9999999999d"},
+            "Valid for is longer than 100 years",
+        ),
+        (
+            "keys",
+            {"name": "x", "scope_read": "1", "lasting": "soon"},
+            "Valid for is not a duration; write it like 90d",
+        ),
+        ("keys", {"name": "x", "scope_read": "1", "lasting": "0"}, "Valid for must be longer than 0"),
+        (
+            "recipients/suppress",
+            {"channel": "email", "address": "x", "why": "x"},
+            "Address is not an email address",
+        ),
+        (
+            "policies/rules",
+            {"name": "x", "why": "x", "base_ms": "soon"},
+            "First delay is 'soon'; give milliseconds",
+        ),
+        (
+            "policies/rules",
+            {"name": "x", "why": "x", "max_attempts": "0"},
+            "Attempts is 0; it must be from 1 to",
+        ),
+        ("policies/rules", {"name": "x", "max_attempts": "3"}, "Reason is missing"),
+        ("policies/rehearse", {"outage": "soon"}, "Outage is 'soon'; give milliseconds or text like 30s"),
+        ("policies/rehearse", {"outage": "9999999999d"}, "Outage is '9999999999d'"),
+        ("policies/rehearse", {"rate": "fast"}, "Traffic per second is not a number"),
+        ("policies/rehearse", {"kind": "flood"}, "Kind is 'flood'; it must be one of down"),
+    ],
+)
+async def test_a_form_with_a_wrong_value_names_the_field_as_the_form_does(
+    path: str, fields: dict[str, str], problem: str
+) -> None:
+    async with Homing("memory:") as homing:
+        served = service.build_service(Settings(), homing)
+        served.simulate = rehearse_in_subprocess
+        person = Person(service.build_pages(Settings(), served))
+        key = await homing.keys.create("default", "test", ["admin"], who="test")
+        await person.sign_in(key.text)
+        answer = await person.post(f"/ui/{path}", {"form_token": await person.form_token(), **fields})
+        assert (answer.status, escape(problem) in answer.text.replace("&#39;", "&#x27;")) == (422, True), (
+            answer.text
+        )
+
+
+@pytest.mark.parametrize("data", ["{", "[]", '"x"', "{} {}"])
+async def test_sample_data_that_is_no_json_object_is_kept_for_correction(site: Site, data: str) -> None:
+    await store_template(site.homing)
+    person = await site.signed_in()
+    answer = await person.get(f"/ui/templates/shipped?{urlencode({'data': data})}")
+    assert answer.status == 200
+    assert f">{data}</textarea>" in answer.text.replace("&#34;", '"')
+    assert (
+        "Sample data is not valid JSON" in answer.text or "Sample data must be a JSON object" in answer.text
+    )
+    assert "<iframe" not in answer.text
+    framed = await person.get(f"/ui/templates/shipped/message?{urlencode({'data': data})}")
+    assert framed.status == 422
+
+
+async def test_a_suppressed_address_is_looked_up(site: Site) -> None:
+    for number in range(60):
+        await site.homing.recipients.suppress("email", f"a{number:02}@example.org", why="full", who="ada")
+    person = await site.signed_in("read")
+    first = (await person.get("/ui/recipients")).text
+    assert ("a49@example.org" in first, "a59@example.org" in first) == (True, False)
+    found = (await person.get("/ui/recipients?channel=email&address=a59%40Example.org")).text
+    assert ("a59@example.org" in found, "a49@example.org" in found) == (True, False)
+    none = (await person.get("/ui/recipients?channel=sms&address=%2B15550100")).text
+    assert "+15550100 is not suppressed on sms." in none
+    missing = await person.get("/ui/recipients?address=a59%40example.org")
+    assert (missing.status, "Channel is missing; give the channel" in missing.text) == (422, True)
+
+
+async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:
+    wanted = [
+        await site.homing.send(f"ada{number}@example.org", channel="email", type="invoice", body="x")
+        for number in range(60)
+    ]
+    await site.homing.send("grace@example.org", channel="email", type="news", body="x")
+    person = await site.signed_in("read")
+    shown = (await person.get("/ui/find?type=invoice")).text
+    (address,) = re.findall(r'href="(export\?[^"]*)"', shown)
+    answer = await person.get(f"/ui/{address}")
+    assert answer.headers["content-disposition"] == 'attachment; filename="notifications.jsonl"'
+    found = [msgspec.json.decode(line)["id"] for line in answer.text.splitlines()]
+    assert sorted(found) == sorted(one.id for one in wanted)
+    assert (await person.get("/ui/export?q=no-such-thing")).text == ""
+    entry = (await site.homing.audit.list("default", limit=2)).items[1]
+    assert entry.action == "notification.export"
 
 
 async def store_template(homing: Homing) -> None:

@@ -114,7 +114,11 @@ async def test_dead_letters_are_counted_in_the_overview(harness: EngineHarness) 
     await seconds(5)
     found = await engine.overview()
     assert (found.dead_letters, found.failed_last_hour) == (1, 1)
-    assert found.verdict == "1 dead letter in the last hour"
+    assert (found.verdict, found.unacknowledged) == ("1 dead letter in the last hour", 1)
+    await engine.acknowledge((await engine.list()).items[0].id, who="ada", why="seen")
+    found = await engine.overview()
+    assert (found.level, found.unacknowledged) == (VerdictLevel.OK, 0)
+    assert found.verdict.endswith("nothing is late; 1 dead letter in the last hour is acknowledged")
 
 
 async def test_an_exceeded_threshold_is_an_open_alert_until_it_has_recovered(harness: EngineHarness) -> None:

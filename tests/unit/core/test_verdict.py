@@ -208,6 +208,19 @@ def test_dead_letters_alone_are_a_warning_and_nothing_wrong_is_ok() -> None:
     )
 
 
+def test_dead_letters_that_are_all_acknowledged_need_no_attention() -> None:
+    def verdict(*channels: ChannelNow, unacknowledged: int) -> tuple[VerdictLevel, str]:
+        return give_verdict(NOW, channels, live_workers=1, failed_last_hour=25, unacknowledged=unacknowledged)
+
+    calm = "All is well: 0 sent in the last hour, and nothing is late"
+    assert verdict(a_channel(), unacknowledged=0) == (
+        VerdictLevel.OK,
+        f"{calm}; 25 dead letters in the last hour are acknowledged",
+    )
+    assert verdict(a_channel(), unacknowledged=1)[0] is VerdictLevel.WARNING
+    assert verdict(late_one(), unacknowledged=0)[1] == "SMS is 6 min late: 312 waiting, oldest 6 min"
+
+
 def test_a_channel_has_its_rate_success_lateness_and_series() -> None:
     minutes = [a_minute(1, sent=10, late_ms=90), a_minute(30, sent=5, failed=5, late_ms=70_000)]
     made = build_channel(

@@ -45,7 +45,8 @@ async def demo(
     ] = True,
 ) -> int:
     """Show an outage, failover and a killed worker on the dashboard."""
-    logging.getLogger("homing").setLevel(logging.CRITICAL)  # the demo shows the same events itself
+    # The demo shows outages and dead letters itself. What it cannot show is an error of its own.
+    logging.getLogger("homing").setLevel(logging.CRITICAL if terminal else logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))
     try:
         if not terminal:
@@ -93,10 +94,13 @@ async def _show(options: Options, folder: Path, listen: str, *, browser: bool) -
         await asyncio.wait(
             [serving, telling, asyncio.create_task(signals.next())], return_when=asyncio.FIRST_COMPLETED
         )
+        ended = [task for task in (serving, telling) if task.done()]
         telling.cancel()
         server.stop(hard=True)
         await asyncio.gather(serving, telling, return_exceptions=True)
         await homing.stop_worker(hard=True)
+        for task in ended:
+            task.result()  # raises the error that ended the demo, if one did
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -1,7 +1,7 @@
 """The demo's simulated providers, its retry policy with short delays, and the worker process that it kills.
 
 `python -m homing.cli.demo.fake_providers FOLDER` runs that worker process. Its providers take a minute per
-send, so the demo kills it while it holds leases.
+send, and its timeout is longer than the demo's, so the demo kills it while it holds leases.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ jitter_ms = "100ms"
 timeout_ms = "1s"
 """
 
+_SLOW_SETTINGS = "slow-worker.toml"
+
 BREAKER = BreakerPolicy(failures=5, open_ms=60_000, health_every_ms=400, ramp_ms=3_000, ramp_per_second=4.0)
 
 
@@ -72,17 +74,21 @@ class DemoProvider:
 CHANNELS = (Channel.EMAIL, Channel.SMS)
 
 
-def build_demo_engine(folder: Path, backend: Backend, *providers: DemoProvider) -> Homing:
+def build_demo_engine(
+    folder: Path, backend: Backend, *providers: DemoProvider, settings: str = "homing.toml"
+) -> Homing:
     """Builds the demo's engine with these providers, tried in this order."""
     listed = {
         one.name: Listed(id=one.name, provider=one, channels=CHANNELS, breaker=BREAKER) for one in providers
     }
-    return Homing(backend, config_file=folder / "homing.toml", providers=listed)
+    return Homing(backend, config_file=folder / settings, providers=listed)
 
 
 async def _work_until_killed(folder: Path) -> None:
-    sleepy = [DemoProvider(name, latency_ms=60_000) for name in ("pigeon", "hawk")]
-    async with build_demo_engine(folder, compose.build_store(str(folder / "homing.db")), *sleepy) as homing:
+    slow = [DemoProvider(name, latency_ms=60_000) for name in ("pigeon", "hawk")]
+    (folder / _SLOW_SETTINGS).write_text(SETTINGS.replace('timeout_ms = "1s"', 'timeout_ms = "4s"'))
+    backend = compose.build_store(str(folder / "homing.db"))
+    async with build_demo_engine(folder, backend, *slow, settings=_SLOW_SETTINGS) as homing:
         await homing.run_worker()
 
 

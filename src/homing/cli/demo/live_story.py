@@ -84,8 +84,8 @@ class LiveStory:
         async def run() -> None:
             try:
                 await event()
-            except StoreError as error:
-                log.warning("the event %s of the demo ended early: %s", name, error)
+            except Exception as error:  # the other events and the trickle of messages go on
+                log.error("the event %s of the demo ended early: %r", name, error)
             finally:
                 self._busy.discard(name)
 
@@ -120,23 +120,30 @@ class LiveStory:
     async def _kill(self) -> None:
         """Lets another process claim work, and kills it in the middle."""
         await self._homing.stop_worker()
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "homing.cli.demo.fake_providers", str(self._folder)),
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "homing.cli.demo.fake_providers", str(self._folder)),
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            await self._let_it_work_until_killed(child)
+        finally:
+            self._homing.start_worker()
+
+    async def _let_it_work_until_killed(self, child: asyncio.subprocess.Process) -> None:
         try:
             await self._send(12)
             async with asyncio.timeout(20):
                 while (await self._homing.queue_counts())["sending"] < 5:  # noqa: ASYNC110 (polls the store)
                     await asyncio.sleep(0.2)
-            await asyncio.sleep(3)
+            await asyncio.sleep(1.5)  # long enough to see it, and shorter than the timeout of the attempts
         except TimeoutError:
-            pass  # the machine is slow: the worker is killed nevertheless
+            log.error(
+                "the other worker of the demo took nothing within 20 seconds; it is killed nevertheless"
+            )
         finally:
             with suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-            self._homing.start_worker()
 
     async def _send(self, number: int) -> None:
         for _ in range(number):
@@ -159,4 +166,4 @@ class LiveStory:
                 metadata={"order": f"A-{1000 + self._sent % 40}"},
             )
         except StoreError as error:  # the next message is sent nevertheless
-            log.warning("a message of the demo was not sent: %s", error)
+            log.error("a message of the demo was not sent: %s", error)

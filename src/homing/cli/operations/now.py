@@ -34,6 +34,7 @@ async def now(options: Options, json: Json = False) -> int:
         found.channels,
         live_workers=found.live_workers,
         failed_last_hour=found.failed_last_hour,
+        unacknowledged=found.unacknowledged,
         zone=datetime.now().astimezone().tzinfo or UTC,
     )
     screen = options.screen

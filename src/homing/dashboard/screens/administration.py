@@ -10,9 +10,8 @@ from starlette.responses import Response
 
 from homing.core.access.api_keys import ApiKey
 from homing.core.access.scopes import Scope, check_tenant
-from homing.core.durations import read_duration
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
-from homing.dashboard.visits import Screens, Visit
+from homing.dashboard.visits import Screens, Visit, read_span
 from homing.engine.access.audit import VerificationStep
 from homing.engine.operations.policies import EVERY_TENANT
 
@@ -35,16 +34,14 @@ async def create_key(visit: Visit, form: dict[str, str]) -> Response:
     """Creates a key and shows it once."""
     tenant = _tenant(visit, form.get("tenant", ""))
     scopes = [scope.value for scope in Scope if form.get(f"scope_{scope.value}")]
-    name, lasting_ms = form.get("name", ""), None
+    name, lasting = form.get("name", ""), read_span(form, "lasting", "90d or 12h")
     if not name or not scopes:
         raise InvalidRequest("scopes" if name else "name", "is missing")
-    if form.get("lasting"):
-        lasting_ms = read_duration(form["lasting"])
-        if not lasting_ms:
-            raise InvalidRequest("lasting", "is not a duration; write it like 90d or 12h")
+    if lasting is not None and not lasting:
+        raise InvalidRequest("lasting", "must be longer than 0")
     await visit.engine.tenants.get(tenant)
     await _note(visit, tenant, "key.create", name, scopes=scopes)
-    expires_at = None if lasting_ms is None else visit.now + timedelta(milliseconds=lasting_ms)
+    expires_at = None if lasting is None else visit.now + lasting
     made = await visit.engine.keys.create(tenant, name, scopes, who=visit.caller.who, expires_at=expires_at)
     return await _keys(visit, tenant, made.text)
 
@@ -62,9 +59,7 @@ async def revoke_key(visit: Visit, id: str, form: dict[str, str]) -> Response:
 async def rotate_key(visit: Visit, id: str, form: dict[str, str]) -> Response:
     """Replaces a key with a new one, which is shown once. The old one stays valid for a time."""
     key = await _key(visit, id)
-    overlap_ms = read_duration(form.get("overlap") or "0")
-    if overlap_ms is None:
-        raise InvalidRequest("overlap", "is not a duration; write it like 30m or 1d")
+    overlap_ms = (read_span(form, "overlap", "30m or 1d") or timedelta()) // timedelta(milliseconds=1)
     await _note(visit, key.tenant, "key.rotate", id, name=key.name, overlapMs=overlap_ms)
     made = await visit.engine.keys.rotate(id, who=visit.caller.who, overlap_ms=overlap_ms)
     return await _keys(visit, key.tenant, made.text)

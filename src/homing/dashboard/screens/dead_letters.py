@@ -102,6 +102,7 @@ async def plan_job(visit: Visit) -> Response:
             name: visit.query.get(name, "") for name in ("status", *_FILTER_FIELDS) if visit.query.get(name)
         },
         examples=examples.items,
+        stopped=await visit.api.why_stopped(command, {one.channel for one in examples.items}),
         unfinished=await visit.engine.jobs.to_continue(visit.caller.tenant, command, chosen),
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -13,14 +13,13 @@ from msgspec import Struct
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from homing.core.access.scopes import Scope
-from homing.core.durations import read_duration
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, WAITING
 from homing.core.notifications import Channel, Filter, History, Notification, Status
 from homing.core.redaction import HIDDEN, redact
 from homing.core.request_decoding import read_filter
 from homing.core.search import SearchKind
-from homing.dashboard.visits import Screens, Visit
+from homing.dashboard.visits import Screens, Visit, read_span
 from homing.engine.operations.searches import MOST_EXPORTED
 
 screens = Screens()
@@ -68,7 +67,7 @@ async def show_found(visit: Visit) -> Response:
         find=words,
         page=page,
         next_page=next_page,
-        compared=", ".join(_WORDS[kind] for kind in page.compared_with),
+        compared=_listed([_WORDS[kind] for kind in page.compared_with]),
         chosen={name: visit.query.get(name, "") for name in _FILTERS},
         statuses=list(Status),
         channels=list(Channel),
@@ -106,6 +105,12 @@ def _filter(visit: Visit) -> Filter:
 def _kept(visit: Visit) -> dict[str, str]:
     """Returns the search in the address, without the page."""
     return {name: value for name, value in visit.query.items() if name in ("q", *_FILTERS)}
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Returns words as a list in a sentence."""
+    *others, last = words or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _job_plan(visit: Visit, words: str) -> str:
@@ -270,10 +275,10 @@ async def act(visit: Visit, id: str, action: str, form: dict[str, str]) -> Respo
             await api.acknowledge(id, who=who, why=why)
             return visit.go(back, done="acknowledged")
         case "reschedule":
-            delay_ms = read_duration(form.get("delay", ""))
-            if delay_ms is None:
-                raise InvalidRequest("delay", "is not a duration; write it like 10m or 2h")
-            await api.reschedule(id, timedelta(milliseconds=delay_ms), who=who, why=why)
+            delay = read_span(form, "delay", "10m or 2h")
+            if delay is None:
+                raise InvalidRequest("delay", "is missing")
+            await api.reschedule(id, delay, who=who, why=why)
             return visit.go(back, done="rescheduled")
         case "resolve":
             await api.resolve(id, form.get("status", ""), who=who, why=why)

@@ -16,7 +16,7 @@ from homing.core.access.scopes import Scope
 from homing.core.durations import format_duration, parse_duration
 from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
 from homing.core.notifications import Channel, Priority
-from homing.core.plain_values import check_line
+from homing.core.plain_values import check_line, enum_member
 from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
 from homing.core.retry.policy import (
     Backoff,
@@ -170,28 +170,24 @@ async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
     policies = visit.api.policies
     await policies.refresh()
     visible = tuple(one for one in policies.book.rules if one.tenant in ("*", visit.caller.tenant))
-    both = form.get("providers") == "2"
-    try:
-        rehearsal = Rehearsal(
-            preset=policies.book.preset.name,
-            rules=visible,
-            traffic=Traffic(
-                per_second=_traffic_rate(form.get("rate") or "1"),
-                duration_ms=parse_duration(form.get("duration") or "20m", "duration"),
-                channel=_channel(form.get("channel") or "email"),
-                tenant=visit.caller.tenant,
+    rehearsal = Rehearsal(
+        preset=policies.book.preset.name,
+        rules=visible,
+        traffic=Traffic(
+            per_second=_traffic_rate(form.get("rate") or "1"),
+            duration_ms=parse_duration(form.get("duration") or "20m", "duration"),
+            channel=_channel(form.get("channel") or "email"),
+            tenant=visit.caller.tenant,
+        ),
+        outages=(
+            Outage(
+                start_ms=120_000,
+                duration_ms=parse_duration(form.get("outage") or "10m", "outage"),
+                kind=enum_member(OutageKind, form.get("kind") or "down", "kind"),
             ),
-            outages=(
-                Outage(
-                    start_ms=120_000,
-                    duration_ms=parse_duration(form.get("outage") or "10m", "outage"),
-                    kind=OutageKind(form.get("kind") or "down"),
-                ),
-            ),
-            providers=2 if both else 1,
-        )
-    except ValueError:
-        raise InvalidRequest("rehearsal", "has a value that is not valid") from None
+        ),
+        providers=2 if form.get("providers") == "2" else 1,
+    )
     with visit.tools.simulating(visit.caller.tenant):
         report = await simulate(rehearsal)
     (outage,) = rehearsal.outages
@@ -201,9 +197,12 @@ async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
 
 
 def _traffic_rate(text: str) -> float:
-    rate = float(text)
+    try:
+        rate = float(text)
+    except ValueError:
+        raise InvalidRequest("traffic", "is not a number; give notifications per second") from None
     if not 0 < rate <= _MAX_TRAFFIC:
-        raise InvalidRequest("rate", f"must be above 0 and at most {_MAX_TRAFFIC:g} per second")
+        raise InvalidRequest("traffic", f"must be above 0 and at most {_MAX_TRAFFIC:g} per second")
     return rate
 
 

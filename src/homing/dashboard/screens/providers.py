@@ -8,13 +8,12 @@ from starlette.responses import Response
 
 from homing.charts.small import draw_sparkline
 from homing.core.access.scopes import Scope
-from homing.core.durations import read_duration
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.notifications import Channel
 from homing.core.routing.breaker import Phase
 from homing.core.routing.provider_views import Tried
 from homing.dashboard.rendering import trust
-from homing.dashboard.visits import Screens, Visit
+from homing.dashboard.visits import Screens, Visit, read_span
 
 screens = Screens()
 
@@ -40,6 +39,7 @@ async def read_providers(visit: Visit) -> str:
                 draw_sparkline(
                     [point.sent for point in one.last_hour],
                     title=f"sent per minute in the last hour, {one.sent:,} in all",
+                    width=96,
                 )
             )
             for one in found.items
@@ -56,7 +56,7 @@ async def set_breaker(visit: Visit, id: str, form: dict[str, str]) -> Response:
     phase, why = _FORCED[form["phase"]], form.get("why", "")
     if phase is not None and not why:
         raise InvalidRequest("why", "is missing; say why, for the audit trail")
-    lasting = None if phase is None else _lasting(form)
+    lasting = None if phase is None else read_span(form, "lasting", "30m or 2h")
     lasting_ms = None if lasting is None else lasting // timedelta(milliseconds=1)
     await visit.note("breaker.set", id, phase=form["phase"], why=why, lasting_ms=lasting_ms)
     await visit.engine.force_breaker(id, phase, who=visit.caller.who, why=why, lasting=lasting)
@@ -66,7 +66,7 @@ async def set_breaker(visit: Visit, id: str, form: dict[str, str]) -> Response:
 @screens.post("providers/splits/{channel}", Scope.ADMIN)
 async def set_split(visit: Visit, channel: str, form: dict[str, str]) -> Response:
     """Overrides how a channel is split between its providers, for a time."""
-    splits, lasting = visit.engine.splits, _lasting(form)
+    splits, lasting = visit.engine.splits, read_span(form, "lasting", "30m or 2h")
     if lasting is None:
         raise InvalidRequest("lasting", "is missing; say when the settings decide again, like 2h")
     shares = {
@@ -106,16 +106,6 @@ async def _page(visit: Visit, tried: Tried | None = None) -> Response:
         splits=await visit.engine.splits.list(),
         channels=list(Channel),
     )
-
-
-def _lasting(form: dict[str, str]) -> timedelta | None:
-    """Returns the duration in the field `lasting`, or None if it is empty."""
-    if not form.get("lasting"):
-        return None
-    lasting_ms = read_duration(form["lasting"])
-    if lasting_ms is None:
-        raise InvalidRequest("lasting", "is not a duration; write it like 30m or 2h")
-    return timedelta(milliseconds=lasting_ms)
 
 
 def _share(name: str, value: str) -> int:

@@ -29,8 +29,12 @@ async def show_recipients(visit: Visit) -> Response:
         except (NotFound, InvalidRequest) as error:
             problem = str(error)
     found = await visit.api.recipients.list(after=after, limit=50)
+    channel, address = visit.query.get("channel", ""), visit.query.get("address", "").strip()
     suppressed = await visit.api.recipients.suppressions(
-        after=visit.query.get("suppressed_after", ""), limit=_SUPPRESSIONS + 1
+        channel or None,
+        address or None,
+        after=visit.query.get("suppressed_after", ""),
+        limit=_SUPPRESSIONS + 1,
     )
     return visit.page(
         "recipients.html",
@@ -43,6 +47,8 @@ async def show_recipients(visit: Visit) -> Response:
         suppressions=suppressed[:_SUPPRESSIONS],
         more_suppressions=suppressed[_SUPPRESSIONS - 1].place if len(suppressed) > _SUPPRESSIONS else "",
         channels=list(Channel),
+        channel=channel,
+        address=address,
     )
 
 

@@ -13,7 +13,7 @@ from homing.core.content.templates import Template
 from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
 from homing.core.notifications import Channel
 from homing.dashboard.screens.find import framed
-from homing.dashboard.visits import Screens, Visit
+from homing.dashboard.visits import Screens, Visit, explain_problem
 
 screens = Screens()
 
@@ -42,16 +42,15 @@ async def show_template(visit: Visit, key: str) -> Response:
     locale = visit.query.get("locale") or next(iter(template.locales))
     if locale not in template.locales:
         raise InvalidRequest("locale", f"is {locale!r}; the template has {', '.join(template.locales)}")
-    preview, problem = None, ""
-    data, old = _data(visit), None
+    preview, problem, old = None, "", None
     if visit.query.get("version"):
         old = await visit.api.templates.version(key, _version(visit.query["version"]))
     if visit.may(Scope.MANAGE):
         try:
             with visit.tools.rendering(visit.caller.tenant):
-                preview = await visit.api.templates.preview(key, locale=locale, data=data)
+                preview = await visit.api.templates.preview(key, locale=locale, data=_data(visit))
         except (CommandRefused, ConfigError, InvalidRequest) as error:
-            problem = str(error)
+            problem = explain_problem(error)
     return visit.page(
         "template.html",
         template=template,

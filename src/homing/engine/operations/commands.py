@@ -219,7 +219,7 @@ class Commands:
                 done += len(ids)
                 yield BulkProgress(matched=matched, done=done, refused=0)
                 continue
-            if stopped := await self._open_breaker(name, {n.channel for n in found}):
+            if stopped := await self.why_stopped(name, {n.channel for n in found}):
                 yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
                 return
             for result in await self._amend_isolated(name, found, who, why):
@@ -361,7 +361,8 @@ class Commands:
                 return
             await asyncio.sleep(0)
 
-    async def _open_breaker(self, name: CommandName, channels: Collection[Channel]) -> str | None:
+    async def why_stopped(self, name: CommandName, channels: Collection[Channel]) -> str | None:
+        """Returns which breaker stops a bulk resend or retry on these channels now, or None."""
         if name not in (CommandName.RESEND, CommandName.RETRY):
             return None
         await self._breakers.refresh(at_once=True)

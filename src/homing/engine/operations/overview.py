@@ -112,7 +112,10 @@ class OverviewOperations:
             for channel in self._channels(quarters, waiting)
         )
         failed = sum(point.failed for one in channels for point in one.last_hour)
-        level, verdict = give_verdict(now, channels, live_workers=live, failed_last_hour=failed)
+        unacknowledged = (await backend.unacknowledged(tenant)).count
+        level, verdict = give_verdict(
+            now, channels, live_workers=live, failed_last_hour=failed, unacknowledged=unacknowledged
+        )
         return Overview(
             now=now,
             level=level,
@@ -121,6 +124,7 @@ class OverviewOperations:
             live_workers=live,
             dead_letters=count_statuses(tallies, Status.FAILED),
             failed_last_hour=failed,
+            unacknowledged=unacknowledged,
         )
 
     async def waiting_histogram(
