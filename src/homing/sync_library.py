@@ -464,7 +464,6 @@ class SyncHoming(SyncTenantApi[Homing]):
     try_provider = _waits(Homing.try_provider)
     unattended_ms = _waits(Homing.unattended_ms)
     wait = _waits(Homing.wait)
-    system = _waits(Homing.system)
     workers = _waits(Homing.workers)
 
 
