@@ -172,6 +172,7 @@ async def cancel_notification(call: ApiCall, id: str, body: CancelBody) -> Cance
     notification, but no further attempt will follow.
     """
     await call.note("notification.cancel", id)
+    await call.tenant_api.get(id)
     done = await call.tenant_api.cancel(id, who=call.caller.who, why=body.why)
     return CancelResponse(notification_id=id, cancelled=done, requested=not done)
 
@@ -180,6 +181,7 @@ async def cancel_notification(call: ApiCall, id: str, body: CancelBody) -> Cance
 async def reschedule_notification(call: ApiCall, id: str, body: RescheduleBody) -> Notification:
     """Reschedule a waiting notification."""
     await call.note("notification.reschedule", id, delayMs=body.delay_ms)
+    await call.tenant_api.get(id)
     delay = timedelta(milliseconds=body.delay_ms)
     await call.tenant_api.reschedule(id, delay, who=call.caller.who, why=body.why)
     return await call.tenant_api.get(id)
@@ -189,6 +191,7 @@ async def reschedule_notification(call: ApiCall, id: str, body: RescheduleBody) 
 async def resolve_notification(call: ApiCall, id: str, body: ResolveBody) -> Notification:
     """Resolve a notification whose outcome is unknown, by setting its final status."""
     await call.note("notification.resolve", id, status=body.status)
+    await call.tenant_api.get(id)
     await call.tenant_api.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
     return await call.tenant_api.get(id)
 
