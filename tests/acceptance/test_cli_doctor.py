@@ -31,7 +31,10 @@ def test_the_schema_is_created_once_and_checked(cli: Cli) -> None:
         ["db", "check", "--store", "other.db"],
     )
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err == "error: store: homing.db does not exist; create it with `homing db migrate`\n"
+    assert missing.err == (
+        f"error: the store homing.db does not exist in {cli.folder}; "
+        "give its address with --store, or create it with `homing db migrate`\n"
+    )
     version = first.json["schemaVersion"]
     assert len(first.json["applied"]) == version >= 1
     assert second.out == f"homing.db is already at schema version {version}\n"
@@ -108,7 +111,7 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     )
     found = {check["name"]: check for check in missing.json["checks"]}
     assert missing.code == 1
-    assert "does not exist; create it with `homing db migrate`" in found["store"]["detail"]
+    assert f"the store homing.db does not exist in {cli.folder}; " in found["store"]["detail"]
     assert typo.code == 1
     assert typo.out.startswith("✗ settings")
 
