@@ -124,7 +124,7 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     said = " ".join(sick.out.split())
     assert "✗ worker the oldest due notification is 3h overdue; no live worker → start" in said
     assert "✗ provider  gone (" in sick.out
-    assert "the health check failed → check its settings" in said
+    assert "the folder no/such/folder does not exist → check its settings" in said
     assert "✓ provider  pigeon" in sick.out
 
 
