@@ -128,6 +128,25 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     assert "✓ provider  pigeon" in sick.out
 
 
+def test_a_breaker_that_waits_for_its_trial_is_no_problem(cli: Cli) -> None:
+    """An idle provider stays half open, so a monitor would otherwise report it for ever."""
+    (cli.folder / "homing.toml").write_text(
+        'store = "homing.db"\n[providers.mail]\nkind = "file"\npath = "out/mail.jsonl"\n'
+        '[providers.mail.breaker]\nfailures = 1\nopen_ms = "1ms"\n'
+    )
+    cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "x")
+    cli.ok("process")
+    (cli.folder / "out").mkdir()
+    page = cli.ok("doctor").out
+    assert (
+        "! breakers  mail is half open → the next notification is the trial that closes or opens it" in page
+    )
+    cli.ok("providers", "open", "mail", "--why", "maintenance")
+    stopped = cli("doctor")
+    assert stopped.code == 1
+    assert "✗ breakers  mail is held open by " in stopped.out
+
+
 def test_the_doctor_checks_every_given_store(cli: Cli) -> None:
     (cli.folder / "junk.db").write_bytes(b"no database at all, however long this may be" * 100)
     junk, memory = cli.many(["doctor", "--store", "junk.db"], ["doctor", "--store", "memory:"])
