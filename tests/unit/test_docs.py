@@ -250,6 +250,14 @@ def test_the_settings_match_the_default_file() -> None:
     assert told == list(flat(tomllib.loads(default_settings_text())))
 
 
+def test_the_default_file_names_every_kind_of_sink() -> None:
+    from homing.compose.factories import SINKS
+
+    lines = " ".join(default_settings_text().replace("# ", "").split())
+    listed = lines.partition("One table per event sink: kind ")[2].partition(", or a kind")[0]
+    assert set(listed.split(", ")) == set(SINKS)
+
+
 def test_the_settings_without_a_default_are_described() -> None:
     headings = re.findall(r"^### `\[+(\w+)", (REFERENCE / "settings.md").read_text(), re.MULTILINE)
     empty = {key for key, value in tomllib.loads(default_settings_text()).items() if value == {}}
