@@ -147,9 +147,42 @@ def test_global_options_may_be_before_or_after_the_command(cli: Cli) -> None:
 
 
 def test_a_store_that_did_not_exist_is_pointed_out(cli: Cli) -> None:
-    first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
+    first, second = cli.many(*[["process", "--store", "mispelt.db"]] * 2)
     assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list",
+        "find x",
+        "waiting",
+        "explain x",
+        "stats",
+        "now",
+        "health",
+        "dead list",
+        "dead resend --all",
+        "cancel x",
+    ],
+)
+def test_a_misspelt_store_is_no_empty_queue(cli: Cli, command: str) -> None:
+    """A monitor that looks at the wrong file would otherwise report for ever that all is well."""
+    read = cli(*command.split(), "--store", "mispelt.db")
+    assert (read.code, read.out) == (4, "")
+    assert read.err == (
+        f"error: the store mispelt.db does not exist in {cli.folder}; "
+        "give its address with --store, or create it with `homing db migrate`\n"
+    )
+    assert not (cli.folder / "mispelt.db").exists()
+
+
+def test_what_the_settings_say_is_shown_before_the_first_start(cli: Cli) -> None:
+    shown = cli.many(["policy", "show"], ["policy", "history"], ["providers", "list"], ["providers", "test"])
+    assert [one.code for one in shown] == [0] * 4
+    assert "console" in shown[2].out
+    assert not (cli.folder / "homing.db").exists()
 
 
 def test_an_empty_list_is_said_to_be_empty(cli: Cli) -> None:

@@ -20,7 +20,7 @@ MAIL = ("send", "--email", "ada@example.org", "--channel", "email", "--body", "H
 def test_a_backup_has_the_notifications_of_the_store(cli: Cli) -> None:
     cli.ok(*MAIL)
     done = cli.ok("db", "backup", "copy.db")
-    assert done.out.startswith("homing.db is backed up to copy.db: 1 notifications, ")
+    assert done.out.startswith("homing.db is backed up to copy.db: 1 notification, ")
     assert done.out.endswith("MB, verified\n")
     listed = cli.ok("list", "--json", "--store", "copy.db").json
     assert [one["status"] for one in listed["items"]] == ["pending"]

@@ -31,7 +31,10 @@ def test_the_schema_is_created_once_and_checked(cli: Cli) -> None:
         ["db", "check", "--store", "other.db"],
     )
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err == "error: store: homing.db does not exist; create it with `homing db migrate`\n"
+    assert missing.err == (
+        f"error: the store homing.db does not exist in {cli.folder}; "
+        "give its address with --store, or create it with `homing db migrate`\n"
+    )
     version = first.json["schemaVersion"]
     assert len(first.json["applied"]) == version >= 1
     assert second.out == f"homing.db is already at schema version {version}\n"
@@ -108,7 +111,7 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     )
     found = {check["name"]: check for check in missing.json["checks"]}
     assert missing.code == 1
-    assert "does not exist; create it with `homing db migrate`" in found["store"]["detail"]
+    assert f"the store homing.db does not exist in {cli.folder}; " in found["store"]["detail"]
     assert typo.code == 1
     assert typo.out.startswith("✗ settings")
 
@@ -121,8 +124,27 @@ def test_the_doctor_reports_problems_and_what_to_do(cli: Cli) -> None:
     said = " ".join(sick.out.split())
     assert "✗ worker the oldest due notification is 3h overdue; no live worker → start" in said
     assert "✗ provider  gone (" in sick.out
-    assert "the health check failed → check its settings" in said
+    assert "the folder no/such/folder does not exist → check its settings" in said
     assert "✓ provider  pigeon" in sick.out
+
+
+def test_a_breaker_that_waits_for_its_trial_is_no_problem(cli: Cli) -> None:
+    """An idle provider stays half open, so a monitor would otherwise report it for ever."""
+    (cli.folder / "homing.toml").write_text(
+        'store = "homing.db"\n[providers.mail]\nkind = "file"\npath = "out/mail.jsonl"\n'
+        '[providers.mail.breaker]\nfailures = 1\nopen_ms = "1ms"\n'
+    )
+    cli.ok("send", "--to", "ada@example.org", "--channel", "email", "--body", "x")
+    cli.ok("process")
+    (cli.folder / "out").mkdir()
+    page = cli.ok("doctor").out
+    assert (
+        "! breakers  mail is half open → the next notification is the trial that closes or opens it" in page
+    )
+    cli.ok("providers", "open", "mail", "--why", "maintenance")
+    stopped = cli("doctor")
+    assert stopped.code == 1
+    assert "✗ breakers  mail is held open by " in stopped.out
 
 
 def test_the_doctor_checks_every_given_store(cli: Cli) -> None:

@@ -239,3 +239,20 @@ def test_a_stopped_job_is_resumed_until_it_ends(past: CliWithHistory) -> None:
     resumed = past.ok("jobs", "resume", id, "--who", "ada")
     assert resumed.out.startswith(f"done {id} ")
     assert past.ok("dead", "list", "--json", "--unacknowledged").json["items"] == []
+
+
+def test_a_command_on_what_does_not_exist_leaves_no_entry_in_the_audit_trail(tmp_path: Path) -> None:
+    _, *refused, own, shared = Cli(tmp_path).many(
+        ["db", "migrate"],
+        *[[command, "none"] for command in ("retry", "cancel")],
+        ["reschedule", "none", "2h"],
+        ["resolve", "none", "sent"],
+        ["dead", "move", "none"],
+        ["dead", "ack", "none"],
+        ["dead", "resend", "none"],
+        ["tenants", "disable", "none"],
+        ["audit", "list", "--json"],
+        ["audit", "list", "--shared", "--json"],
+    )
+    assert [one.code for one in refused] == [3] * 8
+    assert own.json["items"] == shared.json["items"] == []

@@ -49,6 +49,20 @@ def _send(cli: Cli, count: int = 1) -> list[str]:
     return [one.json["notificationIds"][0] for one in sent]
 
 
+def test_the_retry_settings_of_a_preset_s_rules_include_rules_of_one_s_own(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(
+        AWAY + '[[rules]]\nname = "ours"\nbase_ms = "1m"\njitter = "none"\n'
+    )
+    told = [line[22:] for line in cli.ok("process", "--verbose").out.splitlines()]
+    assert [line for line in told if line.startswith("Retry settings")] == [
+        "Retry settings - Max attempts: 3, Base delay: 1 minute (exponential backoff)",
+        "Retry settings (simple/default) - Max attempts: 3, Base delay: 1 minute (exponential backoff)",
+        "Retry settings (simple/incident) - Max attempts: 5, Base delay: 1 minute (exponential backoff)",
+        "Retry settings (simple/checkIn) - Max attempts: 3, Base delay: 1 minute (exponential backoff)",
+        "Retry settings (simple/photo) - Max attempts: 2, Base delay: 1 minute (exponential backoff)",
+    ]
+
+
 def test_process_prints_each_step_with_its_time_and_masked_recipients(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(AWAY)
     (id,) = _send(cli)

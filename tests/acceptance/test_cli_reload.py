@@ -151,6 +151,8 @@ def test_a_process_that_only_serves_the_api_answers_too(cli: Cli) -> None:
 
 
 def test_if_no_process_answers_the_command_says_so(cli: Cli) -> None:
+    assert cli("reload", "--wait", "0").code == 4, "there is no store yet"
+    cli.ok("db", "migrate")
     assert cli.ok("reload", "--wait", "0").out == (
         "no process has answered; one that starts later reads the new settings\n"
     )

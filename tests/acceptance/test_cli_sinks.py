@@ -16,7 +16,9 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def test_sinks_are_listed_with_their_waiting_events_and_can_be_removed(cli: Cli) -> None:
-    reading = cli.many(["list"], ["stats"], ["providers", "list"], ["sinks", "list", "--json"])
+    reading = cli.many(
+        ["db", "migrate"], ["list"], ["stats"], ["providers", "list"], ["sinks", "list", "--json"]
+    )
     assert reading[-1].json == {"items": []}
     with (cli.folder / "homing.toml").open("a") as file:
         file.write('\n[sinks.more]\nkind = "log"\nevents = ["StatusChanged"]\n')
@@ -57,6 +59,7 @@ def test_doctor_reports_a_sink_that_cannot_be_built(cli: Cli) -> None:
     found = {one["name"]: one for one in cli("doctor", "--json").json["checks"]}
     assert not found["sinks"]["ok"]
     assert "telegraph" in found["sinks"]["detail"]
+    cli.ok("db", "migrate")
     assert cli.ok("list", "--json").json["items"] == []
 
 

@@ -38,6 +38,7 @@ def test_a_running_worker_is_listed_and_a_stopped_one_is_not(cli: Cli) -> None:
         assert all(len(line) <= 80 for line in table.splitlines()), table
         assert item["name"] in table
         assert "1 live worker" in cli("doctor").out
+        assert cli("now").out.splitlines()[-1] == "1 live worker, 0 dead letters"
         shown, system = cli.many(["system"], ["system", "--json"])
         assert [one["name"] for one in system.json["workers"]] == [item["name"]]
         assert set(system.json) == {"now", "workers", "sinks", "bridges", "timers"}

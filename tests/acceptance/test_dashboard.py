@@ -62,6 +62,7 @@ def test_all_processes_know_a_session_and_a_link_works_once(cli: Cli) -> None:
         assert "Sign in to Homing" in late.get(f"http://{service.address}/ui/jobs")[1]
 
 
+@pytest.mark.source("003", "441")
 def test_the_demo_opens_on_the_dashboard_without_an_account(cli: Cli) -> None:
     process = cli.start("demo", "--listen", "127.0.0.1:0", "--no-browser")
     try:

@@ -130,6 +130,7 @@ async def test_a_cancellation_that_the_driver_swallows_is_raised(
 # Sessions of callers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.source("000", "54")
 async def test_a_send_joins_the_transaction_of_an_asynchronous_session(url: str) -> None:
     async with Homing(url) as homing, AsyncMongoClient[dict[str, Any]](url) as client:
         orders = client.get_default_database().orders

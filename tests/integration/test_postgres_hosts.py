@@ -17,7 +17,7 @@ from homing.core.errors import StoreError, StoreUnavailable
 from homing.stores.postgres import PostgresStore, connection
 from homing.stores.postgres.address import Host, parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.hosts import Hosts
+from homing.stores.postgres.hosts import Hosts, describe_host_error
 from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_claim_request, a_submission, sent
 from support.postgres_cluster import PostgresCluster
@@ -136,7 +136,7 @@ async def test_if_no_host_works_the_error_names_what_is_wrong_with_each(
     proxies[1].swallow()
     with pytest.raises(StoreUnavailable) as raised:
         await PostgresStore(two_hosts).open()
-    assert f":{proxies[0].port}: ConnectionRefusedError" in str(raised.value)
+    assert f":{proxies[0].port}: Connection refused" in str(raised.value)
     assert f":{proxies[1].port}: does not answer" in str(raised.value)
 
 
@@ -243,6 +243,12 @@ async def test_a_host_that_answers_a_transaction_is_kept_even_if_it_answers_no_n
         await database.close()
 
 
+def a_certificate_error(problem: str) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED]")
+    error.verify_message = problem
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "answers"),
     [
@@ -264,6 +270,29 @@ async def test_which_errors_say_that_a_host_does_not_answer(
     monkeypatch.setattr(Hosts, "_connect_to", fail)
     hosts = Hosts(parse_database_url("postgresql://db/app"))
     assert await hosts.answers(Host("db", 5432)) is answers
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TimeoutError(), "does not answer"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "Connection refused"),
+        (FileNotFoundError(errno.ENOENT, "no Unix socket"), "No such file or directory"),
+        (OSError("Multiple exceptions: refused, refused"), "Multiple exceptions: refused, refused"),
+        (OSError(), "OSError"),
+        (socket.gaierror(socket.EAI_NONAME, "no name"), "its name cannot be resolved"),
+        (
+            ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"),
+            "TLS failed: [SSL: WRONG_VERSION_NUMBER] wrong",
+        ),
+        (
+            a_certificate_error("self-signed certificate"),
+            "its certificate is not valid: self-signed certificate",
+        ),
+    ],
+)
+def test_the_error_of_a_host_is_described_in_words(error: Exception, text: str) -> None:
+    assert describe_host_error(error).startswith(text)
 
 
 async def test_a_long_migration_is_kept_even_if_the_server_answers_no_new_connection(

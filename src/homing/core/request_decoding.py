@@ -41,6 +41,27 @@ _LONGEST_NAME = 100
 
 _S = TypeVar("_S", bound=Struct)
 
+_TIME_EXAMPLE = "2026-11-16T10:00:00Z"
+
+_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+
+_OUT_OF_RANGE = re.compile(r"Expected `([^`]+)`( of length)? (>=|<=|>|<) (\S+)")
+
+_TYPE_WORDS = {
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "datetime": "a time",
+}
+"""What a person calls a type in an error message of msgspec."""
+
+_PARTS = {"str": "character", "array": "item"}
+
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
 _PATH = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
 
 
@@ -198,7 +219,25 @@ def explain_error(error: msgspec.ValidationError, known: Iterable[str]) -> tuple
         return unknown[1], unknown_field_problem(unknown[1], known)
     if missing := _MISSING.match(text):
         return f"{field}.{missing[1]}" if field else missing[1], "is missing"
-    return field or "request", text[: place.start()].strip() if place else text
+    return field or "request", _in_plain_words(text[: place.start()].strip() if place else text)
+
+
+def _in_plain_words(problem: str) -> str:
+    """Returns what msgspec says about a value, without the names of Python's types."""
+    if problem == "Invalid RFC3339 encoded datetime":
+        return f"is not a time; write it like {_TIME_EXAMPLE}"
+    if problem == "Expected `datetime` with a timezone component":
+        return f"has no time zone; write it like {_TIME_EXAMPLE}"
+    if found := _WRONG_TYPE.fullmatch(problem):
+        wanted = [_TYPE_WORDS.get(name, name) for name in found[1].split(" | ") if name != "null"]
+        return f"must be {' or '.join(wanted)}, not {_TYPE_WORDS.get(found[2], found[2])}"
+    if found := _OUT_OF_RANGE.fullmatch(problem):
+        kind, length, bound, number = found.groups()
+        if length:
+            noun = _PARTS.get(kind, "member")
+            return f"must have {_BOUNDS[bound]} {number} {noun if number == '1' else f'{noun}s'}"
+        return f"must be {_TYPE_WORDS.get(kind, kind)}, {_BOUNDS[bound]} {number}"
+    return problem
 
 
 def unknown_field_problem(name: str, known: Iterable[str]) -> str:

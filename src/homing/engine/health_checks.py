@@ -38,13 +38,19 @@ async def diagnose(plug_in: object) -> Diagnosis:
     return Diagnosis(True, _one_line(text_of(found)) or "usable")
 
 
-async def find_problem(check: Callable[[], Awaitable[bool]]) -> str:
-    """Runs a health check, and returns the problem, or an empty string if there is none."""
+async def find_problem(check: Callable[[], Awaitable[bool]], plug_in: object = None) -> str:
+    """Runs a health check, and returns the problem, or an empty string if there is none.
+
+    If the check fails without a reason, `plug_in` is asked for one, if it supports that.
+    """
     try:
         good = await call_within(check, 1000 * CHECK_TIMEOUT_S)
     except Exception as error:  # a health check may raise anything
         return _describe(error)
-    return "" if good else "the health check failed"
+    if good:
+        return ""
+    reason = None if plug_in is None else await diagnose(plug_in)
+    return "the health check failed" if reason is None or reason.ok else reason.detail
 
 
 def _describe(error: Exception) -> str:

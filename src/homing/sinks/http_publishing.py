@@ -144,7 +144,7 @@ class SinkOverHttp:
             failure = SinkUnavailable(f"{answer.code}: {answer.error}")
             failure.advice = _ADVICE.get(answer.code)
             raise failure
-        if answer.status >= 500:
+        if answer.status >= 500 and answer.status != 501:  # a server that knows only POST answers 501
             raise SinkUnavailable(f"it answers {answer.status}")
         return answer
 

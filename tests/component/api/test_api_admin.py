@@ -1,4 +1,4 @@
-"""Operations for administrators: the manual retry of source 002, and purging."""
+"""Operations for administrators: the manual retry of source 002, purging, and what is not recorded."""
 
 from __future__ import annotations
 
@@ -133,3 +133,27 @@ def test_a_purge_needs_an_administrator_and_names_an_invalid_field(office: Admin
     assert (both.status, both.json["error"]["field"]) == (422, "days")
     assert office.http.call("POST", "/api/v1/admin/purge", {"days": -1}).status == 400
     assert office.status(office.id) is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("notifications/none/cancel", {}),
+        ("notifications/none/reschedule", {"delayMs": 1000}),
+        ("notifications/none/resolve", {"status": "sent"}),
+        ("notifications/none/move-to-dead-letter", {}),
+        ("dead-letters/none/acknowledge", {}),
+        ("dead-letters/none/resend", {}),
+        ("tenants/none/disable", {}),
+        ("tenants/none/enable", {}),
+        ("keys/none/revoke", {}),
+        ("jobs/01890000-0000-7000-8000-000000000000/stop", None),
+    ],
+)
+def test_a_command_on_what_does_not_exist_leaves_no_entry_in_the_audit_trail(
+    serve: Serve, path: str, body: dict[str, Any] | None
+) -> None:
+    """Entries are never removed, so requests with made-up ids must not add any."""
+    service = serve(store="memory:")
+    refused = service.call("POST", f"/api/v1/{path}", body)
+    assert (refused.status, service.trail.notes) == (404, [])

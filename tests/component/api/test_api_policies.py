@@ -236,3 +236,22 @@ def test_simulations_previews_and_checks_need_the_scope_manage(service: RunningS
 def test_a_process_without_the_simulator_returns_an_error(service: RunningService) -> None:
     refused = service.call("POST", "/api/v1/policies/simulate", {})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"policy": {"maxAttempts": 0}}, "policy.maxAttempts: must be a whole number, at least 1"),
+        (
+            {"policy": {"backoff": "double"}},
+            "policy.backoff: is 'double'; it must be one of exponential, linear, fibonacci, fixed, callable",
+        ),
+        ({"policy": {"baseMs": "5m"}}, "policy.baseMs: must be a whole number, not a string"),
+        (None, "the body is empty; send JSON"),
+    ],
+)
+def test_a_malformed_rule_is_refused_in_plain_words(
+    service: RunningService, body: dict[str, Any] | None, message: str
+) -> None:
+    refused = service.call("PUT", "/api/v1/policies/bills", body)
+    assert (refused.status, refused.json["error"]["message"]) == (400, message)

@@ -16,6 +16,7 @@ from homing.core.errors import ConfigError
 from homing.core.notifications import Channel, Content, OutcomeKind
 from homing.core.ports.providers import Provider
 from homing.net.secrets import Secret
+from homing.providers.common.http_provider import CheckFailed
 from homing.providers.smtp.provider import SmtpProvider
 from support.email_deliveries import FULL, ID, NOW_MS, a_mail
 from support.smtp_servers import RecordingHandler, ScriptedSmtpServer, SmtpReply, accept_only, aiosmtpd_server
@@ -82,10 +83,13 @@ async def test_an_email_is_sent_encrypted_after_a_login(
         good = an_smtp(port, **settings, password="s3cret")
         assert (await good.send(a_mail())).kind is K.ACCEPTED
         assert await good.check()
+        assert await good.diagnose() == ""
         bad = an_smtp(port, **settings, password=Secret("wrong"))
         outcome = await bad.send(a_mail())
         assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, "535 5.7.8")
         assert not await bad.check()
+        with pytest.raises(CheckFailed, match=f"^localhost:{port}: .*[Aa]uthentication"):
+            await bad.diagnose()
         untrusting = an_smtp(port, **{**settings, "ca_file": ""}, password="s3cret")
         refused = await untrusting.send(a_mail())
         assert (refused.kind, refused.error_code) == (K.PROVIDER_FAULT, "tls_certificate")
@@ -294,6 +298,8 @@ async def test_a_refused_connection_is_transient() -> None:
     outcome = await an_smtp(port).send(a_mail())
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "connect")
     assert not await an_smtp(port).check()
+    with pytest.raises(CheckFailed, match=f":{port}: the server could not be reached$"):
+        await an_smtp(port).diagnose()
     unknown = await an_smtp(25, host="no-such-host.invalid", allow_plaintext=True).send(a_mail())
     assert (unknown.kind, unknown.error_code) == (K.TRANSIENT, "dns")
 

@@ -201,6 +201,9 @@ async def test_private_addresses_are_refused_unless_the_settings_allow_them(serv
 async def test_diagnose_posts_nothing(server: FaultServer) -> None:
     assert "127.0.0.1 answers" in await a_sink(server.url).diagnose()
     assert [one.method for one in server.received] == ["HEAD"]
+    for only_post in (405, 501):
+        server.play(answer(only_post))
+        assert "127.0.0.1 answers" in await a_sink(server.url).diagnose()
     server.play(answer(410))
     with pytest.raises(SinkUnavailable, match="410: the endpoint is gone"):
         await a_sink(server.url).diagnose()

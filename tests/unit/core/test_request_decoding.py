@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from homing.core.errors import InvalidRequest
 from homing.core.notifications import Attachment, Content, Filter, Recipient, Status
@@ -135,13 +136,13 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
             r"content\.attachments\[0\]\.fileName",
             "filename",
         ),
-        ({"bulk": "yes"}, "bulk", "Expected `bool`"),
-        ({"send_at": "tomorrow"}, "sendAt", "Invalid"),
-        ({"content": 7}, "content", "Expected `object"),
-        ({"content": {"body": 7}}, r"content\.body", "Expected `str"),
-        ({"content": {"attachments": 7}}, r"content\.attachments", "Expected `array`"),
+        ({"bulk": "yes"}, "bulk", "must be true or false, not a string$"),
+        ({"send_at": "tomorrow"}, "sendAt", "is not a time; write it like 2026-11-16T10:00:00Z$"),
+        ({"content": 7}, "content", "must be an object, not a whole number$"),
+        ({"content": {"body": 7}}, r"content\.body", "must be a string, not a whole number$"),
+        ({"content": {"attachments": 7}}, r"content\.attachments", "must be an array, not a whole number$"),
         ({"content": {"attachments": [{"filename": "f"}]}}, r"content\.attachments\[0\]\.content", "missing"),
-        ({"channels": "sms"}, "channels", "Expected `array`"),
+        ({"channels": "sms"}, "channels", "must be an array, not a string$"),
         ({"metadata": {7: "x"}}, "metadata", ""),
         ("sms", "request", "is str; give a SendRequest or a mapping"),
         (None, "request", "is NoneType"),
@@ -154,7 +155,30 @@ def test_an_invalid_value_is_refused_with_its_field(raw: Any, field: str, proble
 
 def test_an_error_without_a_path_is_about_the_request() -> None:
     error = msgspec.ValidationError("Expected `object`, got `int`")
-    assert explain_error(error, ()) == ("request", "Expected `object`, got `int`")
+    assert explain_error(error, ()) == ("request", "must be an object, not a whole number")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        (str | int | None, 1.5, "must be a whole number or a string, not a number"),
+        (int, None, "must be a whole number, not null"),
+        (Annotated[int, Meta(ge=1)], 0, "must be a whole number, at least 1"),
+        (Annotated[float, Meta(le=1.0)], 1.5, "must be a number, at most 1.0"),
+        (Annotated[float, Meta(gt=0)], 0.0, "must be a number, more than 0.0"),
+        (Annotated[str, Meta(max_length=3)], "long", "must have at most 3 characters"),
+        (Annotated[list[int], Meta(max_length=1)], [1, 2], "must have at most 1 item"),
+        (
+            Annotated[datetime, Meta(tz=True)],
+            "2026-01-01T00:00:00",
+            "has no time zone; write it like 2026-11-16T10:00:00Z",
+        ),
+    ],
+)
+def test_a_problem_is_told_in_words_instead_of_types(kind: Any, value: Any, problem: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(value, kind)
+    assert explain_error(caught.value, ()) == ("request", problem)
 
 
 def test_an_unknown_field_is_refused_with_a_suggestion() -> None:

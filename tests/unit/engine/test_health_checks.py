@@ -72,3 +72,12 @@ async def test_a_health_check_that_answers_no_has_failed() -> None:
         return False
 
     assert await find_problem(no) == "the health check failed"
+    assert await find_problem(no, object()) == "the health check failed"
+    assert await find_problem(no, Examined("fine")) == "the health check failed"
+
+
+async def test_a_health_check_that_answers_no_is_explained_by_the_diagnosis() -> None:
+    async def no() -> bool:
+        return False
+
+    assert await find_problem(no, Examined(OSError("it is away"))) == "it is away"

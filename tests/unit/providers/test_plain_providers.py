@@ -132,6 +132,8 @@ async def test_a_missing_folder_is_a_transient_failure(tmp_path: Path) -> None:
         "No such file or directory",
     )
     assert not await provider.check()
+    with pytest.raises(OSError, match=f"^the folder {tmp_path / 'missing'} does not exist$"):
+        await provider.diagnose()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")

@@ -21,6 +21,8 @@ from homing.core.ports.providers import SupportsLookup
 from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.net.secrets import Secret
 from homing.net.standard_webhooks import SigningKey, build_signature_header
+from homing.providers.common.http_provider import CheckFailed
+from homing.providers.slack.provider import SlackProvider
 from homing.providers.sns.callbacks import read_events
 from homing.providers.twilio.callbacks import compute_signature
 from support.all_providers import NOW_MS, OVER_HTTP, TOKEN, WEBHOOK_SECRET, a_delivery, a_provider
@@ -277,6 +279,22 @@ async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, st
     wire = FakeServer()
     wire.answer = HttpResponse(status=status, headers={}, body=b"{}")
     assert await a_provider(kind, wire).check() is up
+    if not up:
+        with pytest.raises(CheckFailed, match=f"^answered with status {status}: "):
+            await a_provider(kind, wire).diagnose()
+
+
+@pytest.mark.parametrize("up", [True, False])
+async def test_a_provider_with_a_check_of_its_own_is_diagnosed_by_it(up: bool) -> None:
+    class Own(SlackProvider):
+        async def check(self) -> bool:
+            return up
+
+    if up:
+        assert await Own(FakeServer()).diagnose() == ""
+    else:
+        with pytest.raises(CheckFailed, match=r"^the health check failed$"):
+            await Own(FakeServer()).diagnose()
 
 
 @pytest.mark.parametrize(

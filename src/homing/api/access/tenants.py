@@ -43,6 +43,7 @@ async def disable_tenant(call: ApiCall, name: AnyTenantName) -> Tenant:
     The process that handles this request rejects them at once, all other processes within five seconds.
     Notifications that were already accepted are still delivered.
     """
+    await call.service.engine.tenants.get(name)
     await call.note("tenant.disable", name)
     return await call.service.engine.tenants.disable(name, who=call.caller.who)
 
@@ -50,5 +51,6 @@ async def disable_tenant(call: ApiCall, name: AnyTenantName) -> Tenant:
 @routes.post("/tenants/{name}/enable", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def enable_tenant(call: ApiCall, name: AnyTenantName) -> Tenant:
     """Enable a disabled tenant: accept its API keys and tokens again."""
+    await call.service.engine.tenants.get(name)
     await call.note("tenant.enable", name)
     return await call.service.engine.tenants.enable(name, who=call.caller.who)

@@ -25,6 +25,8 @@ from homing.core.strict_decoding import StrictDecoder, explain_unknown_field
 
 _PARAM = re.compile(r"\{(\w+)\}")
 
+_INDEX = re.compile(r"\[[^]]*\]")
+
 
 class Route(Struct, frozen=True, kw_only=True):
     """One operation of the API."""
@@ -235,8 +237,10 @@ def read_arguments(route: Route, call: ApiCall, params: Mapping[str, str]) -> di
 
 
 def _body(route: Route, call: ApiCall) -> Any:
-    if not call.raw and route.body_optional:
-        return _converted({}, route.body, "body")
+    if not call.raw:
+        if route.body_optional:
+            return _converted({}, route.body, "body")
+        raise ApiError("MALFORMED_REQUEST", "the body is empty; send JSON")
     try:
         try:
             return _decoder(route.body).decode(call.raw)
@@ -342,12 +346,10 @@ def malformed_request(
 
 def _allowed(kind: Any, field: str, problem: str) -> str | None:
     """Returns what is allowed in a field if the problem is its value, or None if that is not known."""
-    if not (isinstance(kind, type) and issubclass(kind, Struct)):
-        return None
-    name = field.partition("[")[0]
-    parts = [
-        part for one in msgspec.structs.fields(kind) if one.encode_name == name for part in _parts(one.type)
-    ]
+    parts = [kind]
+    for name in _INDEX.sub("", field).split("."):
+        fields = [one for part in parts if _is_struct(part) for one in msgspec.structs.fields(part)]
+        parts = [part for one in fields if one.encode_name == name for part in _parts(one.type)]
     if problem.startswith("Invalid enum value"):
         values = [str(value) for part in parts for value in _values(part)]
         return f"is {problem.removeprefix('Invalid enum value ')}; it must be one of {', '.join(values)}"
@@ -355,6 +357,10 @@ def _allowed(kind: Any, field: str, problem: str) -> str | None:
         forms = [part.extra["form"] for part in parts if isinstance(part, msgspec.Meta) and part.extra]
         return f"must be {forms[0]}" if forms else None
     return None
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _parts(kind: Any) -> Iterator[Any]:

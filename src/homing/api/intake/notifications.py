@@ -15,6 +15,7 @@ from homing.api.service import ApiCall
 from homing.core.access.scopes import Scope
 from homing.core.content.locales import MAX_HEADER_CHARACTERS
 from homing.core.notifications import Notification, Page, Status
+from homing.core.request_decoding import explain_error
 from homing.core.retry.policy_views import ExplanationView
 from homing.core.search import BatchView
 from homing.core.send_request import SendRequest
@@ -171,6 +172,7 @@ async def cancel_notification(call: ApiCall, id: str, body: CancelBody) -> Cance
     If an attempt is in progress, the response has `requested: true`. That attempt may still send the
     notification, but no further attempt will follow.
     """
+    await call.tenant_api.get(id)
     await call.note("notification.cancel", id)
     done = await call.tenant_api.cancel(id, who=call.caller.who, why=body.why)
     return CancelResponse(notification_id=id, cancelled=done, requested=not done)
@@ -179,6 +181,7 @@ async def cancel_notification(call: ApiCall, id: str, body: CancelBody) -> Cance
 @routes.post("/notifications/{id}/reschedule", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def reschedule_notification(call: ApiCall, id: str, body: RescheduleBody) -> Notification:
     """Reschedule a waiting notification."""
+    await call.tenant_api.get(id)
     await call.note("notification.reschedule", id, delayMs=body.delay_ms)
     delay = timedelta(milliseconds=body.delay_ms)
     await call.tenant_api.reschedule(id, delay, who=call.caller.who, why=body.why)
@@ -188,6 +191,7 @@ async def reschedule_notification(call: ApiCall, id: str, body: RescheduleBody) 
 @routes.post("/notifications/{id}/resolve", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def resolve_notification(call: ApiCall, id: str, body: ResolveBody) -> Notification:
     """Resolve a notification whose outcome is unknown, by setting its final status."""
+    await call.tenant_api.get(id)
     await call.note("notification.resolve", id, status=body.status)
     await call.tenant_api.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
     return await call.tenant_api.get(id)
@@ -201,7 +205,8 @@ def read_header(call: ApiCall, name: str, kind: Any) -> str | None:
     try:
         return str(msgspec.convert(given, kind))
     except msgspec.ValidationError as error:
-        raise ApiError("MALFORMED_REQUEST", f"{name}: {error}", field=name) from None
+        _, problem = explain_error(error, ())
+        raise ApiError("MALFORMED_REQUEST", f"{name}: {problem}", field=name) from None
 
 
 def merge_headers(request: SendRequest, key: str | None, language: str | None) -> SendRequest:

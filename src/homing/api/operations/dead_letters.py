@@ -139,6 +139,7 @@ async def move_to_dead_letter(call: ApiCall, id: str, body: MoveBody) -> Notific
     It is not attempted any more, and can be resent like every dead letter. A notification with an attempt in
     flight cannot be moved; cancel it, or wait until the attempt has ended.
     """
+    await call.tenant_api.get(id)
     await call.note("notification.fail", id, why=body.why)
     await call.tenant_api.move_to_dead_letter(id, who=call.caller.who, why=body.why)
     return await call.tenant_api.get(id)

@@ -78,8 +78,10 @@ async def _changed(
 ) -> Tenant:
     """Records the action in the audit trail, performs it and returns the tenant."""
     async with open_engine(options) as homing:
-        by = await record_audit(homing, f"tenant.{action}", name, who=who)
         of = homing.tenants
+        if action != "create":
+            await of.get(name)
+        by = await record_audit(homing, f"tenant.{action}", name, who=who)
         perform = {"create": of.create, "disable": of.disable, "enable": of.enable}[action]
         return await perform(name, who=f"cli:{by}")
 

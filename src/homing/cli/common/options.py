@@ -205,14 +205,17 @@ async def open_engine(
     *,
     sinks: bool = False,
     existing: bool = False,
+    or_in_memory: bool = False,
 ) -> AsyncIterator[Homing]:
     """Opens the engine for one command and closes it afterwards.
 
     If `sinks` is True, the engine registers the sinks of the settings and publishes their events. Commands
     that only read, or change what exists, leave that to the processes that send.
 
-    If `existing` is True, a database without a schema is left alone: raises SchemaError. So no such command
-    creates again what `homing db uninstall` has removed.
+    If `existing` is True, nothing is created: raises StoreUnavailable if the file is missing, and SchemaError
+    for a database without a schema. So a misspelt path does not look like an empty and healthy queue, and no
+    such command creates again what `homing db uninstall` has removed. With `or_in_memory`, an empty store in
+    memory takes the place of a missing file, for commands that mostly show the settings.
     """
     from msgspec.structs import replace
 
@@ -222,10 +225,14 @@ async def open_engine(
     if not sinks:
         settings = replace(settings, sinks={})
     new = is_missing_file(settings.store)
+    if existing and new and or_in_memory:
+        settings, new = replace(settings, store="memory:"), False
     homing = Homing(loaded_settings=settings, observers=observers)
     try:
+        if existing:
+            require_existing_store(settings.store)
         await homing.open(create=new or not existing)
-        if new:  # otherwise a misspelt path looks like an empty queue
+        if new:
             note = f"note: the store {settings.store} did not exist and was created"
             options.notes.line(note, style="bright_black")
         yield homing
@@ -310,11 +317,19 @@ def is_missing_file(address: str) -> bool:
 
 
 def require_existing_store(address: str) -> None:
-    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it.
+
+    If not even its folder exists, opening the store says so.
+    """
     from homing.core.errors import StoreUnavailable
 
-    if is_missing_file(address):
-        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")
+    path = Path(address.removeprefix("sqlite:"))
+    if is_missing_file(address) and path.parent.exists():
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise StoreUnavailable(
+            f"the store {path} does not exist{where}; give its address with --store, or create it with "
+            "`homing db migrate`"
+        )
 
 
 _LISTEN_URL = re.compile(r"[?&]listen_url=")

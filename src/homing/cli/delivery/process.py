@@ -332,7 +332,7 @@ def _status_change(settlement: Settlement) -> str:
 
 def _settings_lines(homing: Homing) -> list[str]:
     """Returns one line per rule that may apply. The first, without a name, is for ordinary notifications."""
-    from homing.core.retry.policy import PolicyBook, RetryPolicy
+    from homing.core.retry.policy import PolicyBook
 
     book = homing.policies.book
     usual = _resolve(homing, book)
@@ -343,7 +343,7 @@ def _settings_lines(homing: Homing) -> list[str]:
         if rule.name != usual.rule
     ]
     named += [
-        (f" ({book.preset.name}/{rule.name})", RetryPolicy(**rule.policy.given()))
+        (f" ({book.preset.name}/{rule.name})", _resolve(homing, book, rule).policy)
         for rule in book.preset.rules
         if usual.rule is not None or rule.name != usual.preset_rule
     ]
@@ -376,9 +376,9 @@ def _resolve(homing: Homing, book: PolicyBook, rule: Rule | None = None) -> Reso
 def _backoff(policy: RetryPolicy) -> str:
     if policy.backoff.value == "fixed":
         return f"Delays: {', '.join(format_duration(step) for step in policy.steps_ms)} (fixed backoff)"
-    minutes = policy.base_ms / 60_000
+    minutes = policy.base_ms // 60_000
     base = (
-        f"{minutes:g} minutes"
+        format_count(minutes, "minute")
         if policy.base_ms and policy.base_ms % 60_000 == 0
         else format_duration(policy.base_ms)
     )

@@ -178,6 +178,7 @@ async def move(
 ) -> int:
     """Move a waiting or in_doubt notification to the dead letters."""
     async with open_engine(options, existing=True) as homing:
+        await homing.get(id)
         by = await record_audit(homing, "notification.fail", id, who=who, why=why)
         await homing.move_to_dead_letter(id, who=by, why=why)
     if json:
@@ -302,8 +303,8 @@ class DeadLetterCommand:
         from homing.core.lifecycle.commands import Command, CommandName
         from homing.core.lifecycle.states import after_command
 
+        n = await homing.get(id)
         if self._flags.dry_run:
-            n = await homing.get(id)
             order = Command(name=self._name, who=self._who)
             if after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is None:
                 raise CommandRefused(f"{self._name.value} is not possible: {id} is {n.status.value}")

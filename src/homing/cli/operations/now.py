@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
 from homing.cli.common.screen import print_json, styled
-from homing.cli.common.units import format_relative_time
+from homing.cli.common.units import format_count, format_relative_time
 from homing.cli.root import app
 from homing.core.durations import format_duration
 
@@ -45,7 +45,8 @@ async def now(options: Options, json: Json = False) -> int:
         [_row(one) for one in found.channels],
     )
     screen.line("")
-    screen.line(f"{found.live_workers} live workers, {found.dead_letters:,} dead letters")
+    workers = format_count(found.live_workers, "live worker")
+    screen.line(f"{workers}, {format_count(found.dead_letters, 'dead letter')}")
     if alerts:
         screen.heading("Open alerts")
         screen.table(

@@ -76,7 +76,7 @@ async def show(
         bulk=False,
         synchronous_types=frozenset(settings.synchronous_types),
     )
-    async with _refreshed(options) as homing:
+    async with _refreshed(options, or_in_memory=True) as homing:
         book = homing.policies.book
     found = book.resolve(keys, chosen)
     if json:
@@ -144,7 +144,7 @@ async def history(options: Options, limit: Limit = 20, json: Json = False) -> in
     """List the policy changes made at run time, newest first."""
     from homing.engine.operations.policies import change_view
 
-    async with _refreshed(options) as homing:
+    async with _refreshed(options, or_in_memory=True) as homing:
         changes = await homing.policies.changes(limit)
     if json:
         print_json([change_view(change) for change in changes])
@@ -184,9 +184,11 @@ def _show_change(options: Options, change: PolicyChange, *, json: bool) -> None:
 
 
 @asynccontextmanager
-async def _refreshed(options: Options, *, existing: bool = True) -> AsyncIterator[Homing]:
+async def _refreshed(
+    options: Options, *, existing: bool = True, or_in_memory: bool = False
+) -> AsyncIterator[Homing]:
     """Opens the engine and loads the policy changes made at run time."""
-    async with open_engine(options, existing=existing) as homing:
+    async with open_engine(options, existing=existing, or_in_memory=or_in_memory) as homing:
         await homing.policies.refresh()
         yield homing
 

@@ -15,6 +15,7 @@ from homing.cli.common.options import (
     Yes,
     command,
     confirm,
+    is_missing_file,
     open_engine,
     parse_choice,
     record_audit,
@@ -40,7 +41,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
     """List providers with their routes, limits and breakers."""
-    async with open_engine(options, existing=True) as homing:
+    async with open_engine(options, existing=True, or_in_memory=True) as homing:
         found = await homing.providers()
     if json:
         print_json(found)
@@ -92,7 +93,7 @@ async def try_out(
         return await _send(options, name, send, channel, yes=yes, json=json)
     if channel is not None:
         raise CliError("--channel: works only with --send ADDRESS")
-    async with open_engine(options, existing=True) as homing:
+    async with open_engine(options, existing=True, or_in_memory=True) as homing:
         found = await homing.check_providers(name)
     _show_health(options, found, json=json)
     return ExitCode.OK if all(one.usable for one in found) else ExitCode.NO
@@ -163,7 +164,7 @@ async def _force(
 @command(providers, "splits")
 async def list_splits(options: Options, json: Json = False) -> int:
     """List how channels are split between their providers."""
-    async with open_engine(options, existing=True) as homing:
+    async with open_engine(options, existing=True, or_in_memory=True) as homing:
         found = await homing.splits.list()
     if json:
         print_json(found)
@@ -243,7 +244,8 @@ async def _send(
     to = options.privacy.address(address)
     if not confirm(f"Send a real test message through {name} to {to}?", yes=yes):
         return ExitCode.NO
-    async with open_engine(options, existing=True) as homing:
+    settings = options.settings()
+    async with open_engine(options, settings, existing=not is_missing_file(settings.store)) as homing:
         await record_audit(homing, "provider.test", name, channel=channel)
         tried = await homing.try_provider(name, address, over)
     _show_sent(options, tried, json=json)

@@ -38,6 +38,7 @@ async def retry(
 ) -> int:
     """Make a notification due now. If it has ended, it gets one more attempt."""
     async with open_engine(options, existing=True) as homing:
+        await homing.get(id)
         by = await record_audit(homing, "notification.retry", id, who=who, why=why, provider=provider)
         found = await homing.retry(id, who=by, why=why, provider=provider)
         hold = await homing.find_hold(found)
@@ -67,6 +68,7 @@ async def reschedule(
     """Change when a waiting notification is due."""
     later = timedelta(milliseconds=parse_duration_ms(delay, "DELAY"))
     async with open_engine(options, existing=True) as homing:
+        await homing.get(id)
         by = await record_audit(homing, "notification.reschedule", id, who=who, why=why, delay=delay)
         await homing.reschedule(id, later, who=by, why=why)
         found = await homing.get(id)
@@ -84,6 +86,7 @@ async def cancel(
 ) -> int:
     """Cancel a notification that has not been sent."""
     async with open_engine(options, existing=True) as homing:
+        await homing.get(id)
         by = await record_audit(homing, "notification.cancel", id, who=who, why=why)
         done = await homing.cancel(id, who=by, why=why)
     if json:
@@ -111,6 +114,7 @@ async def resolve(
     if chosen is None:
         raise CliError(f"status: is {status!r}; it must be sent or failed")
     async with open_engine(options, existing=True) as homing:
+        await homing.get(id)
         by = await record_audit(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
         await homing.resolve(id, chosen, who=by, why=why)
     if json:

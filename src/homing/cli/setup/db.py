@@ -138,7 +138,7 @@ async def backup(
         return ExitCode.OK
     options.screen.line(
         f"{redact_store_url(settings.store)} is backed up to {target}: "
-        f"{result.notifications:,} notifications, {result.bytes / 1_048_576:,.1f} MB, verified"
+        f"{format_count(result.notifications, 'notification')}, {result.bytes / 1_048_576:,.1f} MB, verified"
     )
     return ExitCode.OK
 

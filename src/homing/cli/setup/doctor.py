@@ -276,7 +276,7 @@ async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
     from homing.core.routing.breaker import Phase, phase_now, reopens_at
     from homing.core.times import moment
 
-    stopped, now = [], await store.now_ms()
+    stopped, half_open, now = [], [], await store.now_ms()
     for provider, state in sorted((await store.breakers()).items()):
         phase = phase_now(state, now)
         if state.forced is not None:
@@ -284,13 +284,20 @@ async def _breakers(settings: Settings, store: Backend) -> DoctorFinding:
         elif phase is Phase.OPEN and (until := reopens_at(state)) is not None:
             stopped.append(f"{provider} is open until {format_local_time(moment(until))}")
         elif phase is not Phase.CLOSED:
-            stopped.append(f"{provider} is {phase.value}")
+            half_open.append(f"{provider} is half open")
     if stopped:
         return DoctorFinding(
             name="breakers",
             ok=False,
-            detail="; ".join(stopped),
+            detail="; ".join(stopped + half_open),
             advice="check the provider; `homing list --status pending --status retrying` lists what waits",
+        )
+    if half_open:  # an idle provider stays so until its next notification
+        return DoctorFinding(
+            name="breakers",
+            ok=True,
+            detail="; ".join(half_open),
+            advice="the next notification is the trial that closes or opens it",
         )
     return DoctorFinding(name="breakers", ok=True, detail="all closed")
 

@@ -1,4 +1,4 @@
-"""The optional interface by which `homing doctor` examines providers, sinks, timers and bridges."""
+"""The optional interface that says what is wrong with the system of a provider, sink, timer or bridge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class SupportsDiagnosis(Protocol):
         says what to do; it is empty if the message says so already.
 
         Called by `homing doctor`, on an object of its own that is never opened, so this method connects by
-        itself and disconnects before it returns. It changes nothing: it publishes, schedules and consumes no
+        itself and disconnects before it returns. A provider's is also called, on the provider in use, to
+        learn why its `check` returned False. It changes nothing: it publishes, schedules and consumes no
         message. After 10 s it is cancelled. The text, the message and the advice must not contain secrets.
         They are shortened to one line.
         """

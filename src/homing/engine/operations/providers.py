@@ -74,7 +74,7 @@ class ProviderOperations:
     async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
         """Runs the health check of one provider, or of all providers if None is given. Changes nothing."""
         chosen = list(self._roster) if provider is None else [self._listed(provider)]
-        problems = await asyncio.gather(*(find_problem(listed.check) for listed in chosen))
+        problems = await asyncio.gather(*(find_problem(listed.check, listed.provider) for listed in chosen))
         return tuple(
             Health(provider=listed.id, usable=not problem, problem=problem)
             for listed, problem in zip(chosen, problems, strict=True)

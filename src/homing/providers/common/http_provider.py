@@ -42,6 +42,15 @@ class Unsendable(Exception):
         self.outcome = Outcome(kind, error_code=error_code, error=error)
 
 
+class CheckFailed(Exception):
+    """Raised by `diagnose` if the provider is not usable. The text says why."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, where: str) -> CheckFailed:
+        """Returns the error for an outcome, at the address or step `where`."""
+        return cls(f"{where}: {outcome.error or outcome.error_code or outcome.kind.value}")
+
+
 class HttpProvider(ABC):
     """Base class of HTTP providers. A subclass builds the requests and classifies the responses."""
 
@@ -134,11 +143,27 @@ class HttpProvider(ABC):
 
         Without a request for this check, returns True.
         """
+        try:
+            await self.diagnose()
+        except CheckFailed:
+            return False
+        return True
+
+    async def diagnose(self) -> str:
+        """Returns an empty text if `check` succeeds. Otherwise raises `CheckFailed`."""
+        if type(self).check is not HttpProvider.check:  # a provider of another package has its own
+            if await self.check():
+                return ""
+            raise CheckFailed("the health check failed")
         request = self.check_request()
-        if request is None:
-            return True
-        answer = await self._transport.send(request, timeout_ms=5_000)
-        return isinstance(answer, HttpResponse) and self.is_up(answer)
+        if request is not None:
+            answer = await self._transport.send(request, timeout_ms=5_000)
+            if isinstance(answer, TransportFailure):
+                raise CheckFailed.of(transport_failure_outcome(answer), "no answer")
+            if not self.is_up(answer):
+                outcome = self.classify(answer, self._now_ms())
+                raise CheckFailed.of(outcome, f"answered with status {answer.status}")
+        return ""
 
     async def close(self) -> None:  # noqa: B027
         """Does nothing: the transport is shared, and its creator closes it."""

@@ -22,7 +22,13 @@ from homing.net.http_messages import (
     transport_failure_outcome,
 )
 from homing.net.secrets import Secret, SecretSetting, read_secret
-from homing.providers.common.http_provider import HttpProvider, Unsendable, WallClock, wall_clock_ms
+from homing.providers.common.http_provider import (
+    CheckFailed,
+    HttpProvider,
+    Unsendable,
+    WallClock,
+    wall_clock_ms,
+)
 from homing.providers.common.push_content import check_collapse, check_ttl_seconds
 from homing.providers.fcm import answers
 from homing.providers.fcm.access_tokens import (
@@ -119,11 +125,12 @@ class FcmProvider(HttpProvider):
             return transport_failure_outcome(answer)
         return self.classify(answer, self._now_ms())
 
-    async def check(self) -> bool:
-        """Returns True if an access token is available and FCM answers."""
-        if isinstance(await self._tokens.get(5_000), Outcome):
-            return False
-        return await super().check()
+    async def diagnose(self) -> str:
+        """Returns an empty text if an access token is available and FCM answers."""
+        token = await self._tokens.get(5_000)
+        if isinstance(token, Outcome):
+            raise CheckFailed.of(token, "access token")
+        return await super().diagnose()
 
     def check_request(self) -> HttpRequest:
         return HttpRequest(url=self._check_url, method="GET")

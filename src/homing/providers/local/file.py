@@ -43,6 +43,12 @@ class FileProvider:
     async def check(self) -> bool:
         return self._path.parent.is_dir()
 
+    async def diagnose(self) -> str:
+        """Returns an empty text if the file's folder exists. Otherwise raises an error that names it."""
+        if not await self.check():
+            raise FileNotFoundError(f"the folder {self._path.parent} does not exist")
+        return ""
+
     async def close(self) -> None:
         """Does nothing: the file is opened for each write."""
 

@@ -20,7 +20,7 @@ from homing.providers.common.email_message import (
     check_email_defaults,
     check_mailbox,
 )
-from homing.providers.common.http_provider import Unsendable, WallClock, wall_clock_ms
+from homing.providers.common.http_provider import CheckFailed, Unsendable, WallClock, wall_clock_ms
 from homing.providers.common.mime import build_message_id, build_mime
 from homing.providers.smtp.connection import (
     SmtpEnvelope,
@@ -127,12 +127,21 @@ class SmtpProvider:
     async def check(self) -> bool:
         """Returns True if the server accepts a connection and our login."""
         try:
+            await self.diagnose()
+        except CheckFailed:
+            return False
+        return True
+
+    async def diagnose(self) -> str:
+        """Returns an empty text if `check` succeeds. Otherwise raises `CheckFailed`."""
+        try:
             async with asyncio.timeout(_CHECK_S):
                 client = await open_session(self._server)
                 client.close()
-        except Exception:  # any failure means that the server is not usable
-            return False
-        return True
+        except Exception as error:  # any failure means that the server is not usable
+            outcome = smtp_error_outcome(error, SmtpStage.GREETING)
+            raise CheckFailed.of(outcome, f"{self._server.host}:{self._server.port}") from None
+        return ""
 
     async def close(self) -> None:
         await self._pool.close()

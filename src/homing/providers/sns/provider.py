@@ -17,7 +17,7 @@ from homing.net.endpoint_settings import check_base_url
 from homing.net.http_messages import HttpRequest, HttpResponse, Transport
 from homing.net.secrets import Secret
 from homing.providers.common.error_tables import check_max_segments, load_error_table
-from homing.providers.common.http_provider import HttpProvider, WallClock, wall_clock_ms
+from homing.providers.common.http_provider import CheckFailed, HttpProvider, WallClock, wall_clock_ms
 from homing.providers.sns import answers
 from homing.providers.sns.callbacks import CertificateCache, SnsCallbacks, should_confirm
 from homing.providers.sns.credentials import choose_credentials
@@ -157,11 +157,11 @@ class SnsProvider(HttpProvider):
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         return answer if isinstance(answer, HttpResponse) and answer.status == 200 else None
 
-    async def check(self) -> bool:
-        """Returns True if there are credentials and SNS accepts them."""
-        if await self._keys.prepare(5_000) is not None:
-            return False
-        return await super().check()
+    async def diagnose(self) -> str:
+        """Returns an empty text if there are credentials and SNS accepts them."""
+        if (missing := await self._keys.prepare(5_000)) is not None:
+            raise CheckFailed.of(missing, "credentials")
+        return await super().diagnose()
 
     async def close(self) -> None:
         await self._keys.close()

@@ -12,6 +12,7 @@ from homing.core.errors import StoreError
 from homing.core.ports.stores import StoreCheckResult
 from homing.stores.common.migrations import find_pending_migrations
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.hosts import describe_host_error
 from homing.stores.postgres.listen_notify import LISTEN_ERRORS, Listener
 from homing.stores.postgres.migrations import (
     CREATE_UTF8_DATABASE,
@@ -206,7 +207,7 @@ async def _listen(database: Database, listener: Listener, can_write: bool) -> St
         receives = await listener.test()
     except (*LISTEN_ERRORS, StoreError) as error:
         where = (database.address.listen_at or database.address).where.replace(",", ", ")
-        detail = f"cannot be tested at {where} ({type(error).__name__})"
+        detail = f"cannot be tested at {where} ({describe_host_error(error)})"
         return StoreCheckResult(name="listen", ok=False, detail=detail)
     if receives:
         return StoreCheckResult(name="listen", ok=True, detail="messages about new work arrive")

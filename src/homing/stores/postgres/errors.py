@@ -167,7 +167,7 @@ def translate_error(error: Exception, where: str) -> Exception:
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreUnavailable(f"{where} rejected the login; check the user, password and database.")
         case _ if is_connection_lost(error):
-            why = error if isinstance(error, NoUsableHost) else type(error).__name__
+            why = error if isinstance(error, NoUsableHost) else describe_host_error(error)
             return StoreUnavailable(f"{where} cannot be reached right now ({why}). Try again.")
         case exceptions.DiskFullError():
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")

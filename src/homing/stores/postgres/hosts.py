@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 import time
@@ -242,6 +243,16 @@ def describe_host_error(error: Exception) -> str:
             return "rejected the login; check the user, password and database"
         case asyncpg.PostgresError():
             return f"{str(error).partition(chr(10))[0]} ({error.sqlstate})"
+        case socket.gaierror():
+            return "its name cannot be resolved"
+        case ssl.SSLCertVerificationError(verify_message=str(problem)):
+            return f"its certificate is not valid: {problem}"
+        case ssl.SSLError():
+            return f"TLS failed: {error}"
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+        case OSError() if text := str(error).partition(chr(10))[0]:
+            return text
         case _:
             return type(error).__name__
 
