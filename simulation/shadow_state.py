@@ -69,6 +69,15 @@ class ProviderCall(Struct, kw_only=True):
     expired: bool = False
     """True if the attempt ended at its deadline, although the provider had not returned yet."""
 
+    @property
+    def was_cut_short(self) -> bool:
+        """True if the call timed out in less than half of its timeout, because it had started late.
+
+        A synchronous send had waited before. No breaker and no outlet counts it, for it is not their fault.
+        """
+        took_ms = self.over_ms - self.began_ms
+        return self.over and self.outcome is None and 2 * took_ms < self.due_ms - self.began_ms
+
 
 class BounceRules(Struct, frozen=True):
     """The part of a policy that applies after a reported failure."""
