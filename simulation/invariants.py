@@ -17,8 +17,9 @@
 14. When the faults stop, every notification that is not in doubt reaches a final status.
 15. No tenant sees another tenant's data, and no log line contains a recipient.
 16. A start of priority never waits behind standard or bulk at the same provider longer than one attempt. A
-    tenant's first due row starts within its share. A claim takes the earliest rows of a queue. One for a
-    tenant or for chosen notifications takes no others.
+    tenant's first due row starts within its share, and its synchronous sends never hold all slots of a
+    provider. A claim takes the earliest rows of a queue. One for a tenant or for chosen notifications takes
+    no others.
 17. Every event reaches every sink that was registered at its commit, in order per notification.
 18. A timer gets committed due times only, and whatever it loses delays no claim beyond the poll interval.
 19. Every message of a bridge becomes the notifications of one request and is then acknowledged.

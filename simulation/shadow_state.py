@@ -68,6 +68,17 @@ class ProviderCall(Struct, kw_only=True):
     over_ms: int = 0
     expired: bool = False
     """True if the attempt ended at its deadline, although the provider had not returned yet."""
+    aborted: bool = False
+    """True if its process cancelled the call."""
+
+    @property
+    def was_cut_short(self) -> bool:
+        """True if the call timed out in less than half of its timeout, because it had started late.
+
+        A synchronous send had waited before. No breaker and no outlet counts it, for it is not their fault.
+        """
+        took_ms = self.over_ms - self.began_ms
+        return (self.expired or self.aborted) and 2 * took_ms < self.due_ms - self.began_ms
 
 
 class BounceRules(Struct, frozen=True):

@@ -154,6 +154,9 @@ class SimulatedProvider:
             return answer
         except asyncio.CancelledError:
             alive = not caller.dead
+            call = self._open.get(_call_key(caller, delivery))
+            if call is not None:
+                call.aborted = is_cancelled()
             raise
         finally:
             self._end(caller, delivery, outcome, alive=alive and not caller.dead)

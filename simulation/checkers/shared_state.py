@@ -90,8 +90,12 @@ class BreakerChecker:
         opened = before.phase is Phase.CLOSED and after.phase is Phase.OPEN and not after.why
         if opened and not by_hand and provider in self._per_host:
             state.violate("9", f"the endpoint of a recipient opened the breaker of {provider} for everybody")
+        key = (process, provider)
+        known = key in self._tripped_ms or key in self._reset_ms or key in self._unsure
+        if opened and not by_hand and not known and state.plan.checks_shares:  # without other faults
+            state.violate("9", f"{process} opened the breaker of {provider} without enough failures")
         # A worker writes its breaker state when it can. It may have opened and waited before that.
-        alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
+        alone = after.phase is Phase.HALF_OPEN and key in self._tripped_ms
         if not by_hand and not alone and after.phase not in _LEGAL_TRANSITIONS[before.phase]:
             state.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
         if after.phase is Phase.HALF_OPEN and not by_hand and self._clocks_are_exact():
@@ -118,7 +122,7 @@ class BreakerChecker:
         key = (call.process, call.provider)
         kind = call.kind
         _, newest = next(self._views(key, 0))
-        if call.provider in self._per_host and newest.phase is Phase.CLOSED:
+        if call.was_cut_short or (call.provider in self._per_host and newest.phase is Phase.CLOSED):
             return
         paused = call.began_ms < self._state.paused_ms.get(call.process, 0)
         if paused and kind not in _IGNORED_BY_BREAKER:

@@ -69,14 +69,16 @@ class ShareChecker:
         if not self._state.plan.checks_shares:
             return
         shadow = self._state.shadows[call.id]
-        if shadow.mode is not Mode.SYNCHRONOUS:
+        if shadow.mode is Mode.SYNCHRONOUS:
+            self._check_synchronous(call, shadow, calls)
+        else:
             self._check_shares(call, shadow, calls)
 
     def ends(self, call: ProviderCall) -> None:
         """Records the end of a call."""
         self._calls[call.process, call.provider].remove(call)
         outlet = self._outlet(call)
-        if outlet is None:
+        if outlet is None or call.was_cut_short:
             return
         known = self._outlets.setdefault((call.process, outlet), _Outlet())
         known.hanging_since_ms = self._state.ms if call.outcome is None else None
@@ -111,6 +113,15 @@ class ShareChecker:
         if not first and held > 7 * free:
             text = f"{shadow.tenant} holds {held} slots of {call.provider}, and {free} are free"
             state.violate("16", text, shadow.id)
+
+    def _check_synchronous(self, call: ProviderCall, shadow: ShadowState, calls: list[ProviderCall]) -> None:
+        """Checks that the synchronous sends of one tenant never hold all slots of a provider."""
+        slots, shadows = self._plans[call.provider].max_in_flight, self._state.shadows
+        found = [shadows[one.id] for one in calls if one.id in shadows]
+        held = sum((one.tenant, one.mode) == (shadow.tenant, Mode.SYNCHRONOUS) for one in found)
+        if held >= slots > 1:
+            text = f"synchronous sends of {shadow.tenant} hold all {slots} slots of {call.provider}"
+            self._state.violate("16", text, shadow.id)
 
     def _urgent(self, others: list[ShadowState], reserve: int) -> int:
         """Returns how much of the reserve of priority is in use."""

@@ -18,7 +18,7 @@ from homing.core.notifications import Reason
 from homing.core.retry import policy
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
-from homing.core.routing.breaker import Breaker, BreakerGate, Phase
+from homing.core.routing.breaker import Breaker, BreakerGate, BreakerPolicy, Phase
 from homing.core.routing.failover import pinned_outlet
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
@@ -35,7 +35,7 @@ from homing.engine.upkeep import heartbeats, outbox_relay
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.thresholds import ThresholdMonitor
 from homing.providers.local.function import FunctionProvider
-from simulation.plan import NO_FAULTS, FaultPlan, SimulationPlan, build_plan, plain_plan
+from simulation.plan import NO_FAULTS, FaultPlan, SimulationPlan, build_crowded_plan, build_plan, plain_plan
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -535,6 +535,49 @@ def cap_ignored(real: Any) -> Any:
         self._concurrency_limits = {name: ConcurrencyLimit(1_000) for name in self._concurrency_limits}
 
     return start
+
+
+def _ringing(seed: int) -> SimulationPlan:
+    """Returns a plan of a flood, in which a slow provider has two slots."""
+    plan = build_crowded_plan(seed, 3 * bugs.REQUESTS)
+    slow, hooks = plan.providers
+    slow = replace(slow, max_in_flight=2, rate=None, latency_ms=1_000)
+    return replace(plan, processes=1, tenants=("t0", "t1"), spread_ms=20_000, providers=(slow, hooks))
+
+
+@BUGS.plant(
+    "one tenant's synchronous sends take all slots",
+    "16",
+    on=(ConcurrencyLimit, "_has_share"),
+    plan=_ringing,
+    seed=1_001,
+)
+def synchronous_without_share(real: Any) -> Any:
+    def has_share(self: Any, tenant: str) -> bool:
+        return bool(self.has_free_slot)
+
+    return has_share
+
+
+def _ringing_late(seed: int) -> SimulationPlan:
+    """Returns such a plan with a sensitive breaker, in which half of the synchronous sends start late."""
+    plan = _ringing(seed)
+    slow, hooks = plan.providers
+    slow = replace(slow, max_in_flight=4, latency_ms=1_500, breaker=BreakerPolicy(failures=2))
+    return replace(plan, tenants=("t0",), spread_ms=5_000, providers=(slow, hooks))
+
+
+@BUGS.plant(
+    "a synchronous attempt that started late counts at the breaker",
+    "9",
+    on=(_DELIVERER, "_was_cut_short"),
+    plan=_ringing_late,
+)
+def late_attempt_counts(real: Any) -> Any:
+    def was_cut_short(self: Any, attempt: Any, outcome: Any) -> bool:
+        return False
+
+    return was_cut_short
 
 
 @BUGS.plant(

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from homing import Outcome, OutcomeKind, Status
+from homing.core.lifecycle.receipts import ReceiptEvent
 from homing.core.ports.providers import Delivery
 from homing.engine.delivery.attempts import sanitize_outcome
 from homing.providers.local.scripted import HANG, ScriptedProvider
+from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_harness import EngineHarness, K, mail, seconds, status, steady
 
 
@@ -124,6 +126,29 @@ async def test_an_invalid_retry_after_is_ignored(given: Any, kept: int | None) -
 async def test_ids_and_errors_that_are_not_text_become_text() -> None:
     odd: Any = Outcome(K.ACCEPTED, provider_message_id=17, error=ValueError("x"))  # type: ignore[arg-type]
     assert sanitize_outcome(odd) == Outcome(K.ACCEPTED, provider_message_id="17", error="x")
+
+
+class BlankIds(CallbackProvider):
+    """Gives all its messages the same blank id."""
+
+    def __init__(self, blank: str) -> None:
+        super().__init__("post", usual=Outcome(K.ACCEPTED, provider_message_id=blank))
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+async def test_messages_with_blank_ids_are_not_taken_for_one_message(
+    harness: EngineHarness, blank: str
+) -> None:
+    provider = BlankIds(blank)
+    engine = await harness.open({"post": provider}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    for attempt in (1, 2):
+        event = event_about(provider.sent[-1], ReceiptEvent.FAILED, outcome="transient")
+        await engine.handle_callback("post", signed_callback([event]))
+        await seconds(15)
+        assert len(provider.sent) == attempt + 1
+    assert (await engine.get(id)).attempt_count == 3
 
 
 async def test_a_hanging_provider_delays_no_other(harness: EngineHarness) -> None:

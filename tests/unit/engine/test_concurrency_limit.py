@@ -92,6 +92,21 @@ async def test_a_tenant_waits_for_its_share_while_another_one_takes_the_free_slo
     assert [limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
+async def test_a_wait_for_a_share_keeps_no_free_slot_from_other_work_of_its_tenant() -> None:
+    limit = ConcurrencyLimit(2)
+    assert limit.try_acquire_share("a")
+    assert limit.try_acquire()
+    share = asyncio.create_task(limit.acquire("a", share=True))
+    await run_ready_tasks()
+    other = asyncio.create_task(limit.acquire("a"))
+    await run_ready_tasks()
+    limit.release()
+    await other
+    assert not share.done()
+    limit.release_share("a")
+    await share
+
+
 async def test_a_wait_for_a_share_that_is_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
     limit = ConcurrencyLimit(1)
     assert limit.try_acquire_share("a")

@@ -14,6 +14,7 @@ from homing.core.errors import StoreError, StoreRejected, StoreUnavailable
 from homing.core.lifecycle.commands import AmendResult, Command
 from homing.core.ports.stores import AcceptedEntry, InboxAcceptance, InboxEntry, InboxEntryKind, RetryRule
 from homing.core.retry.policy import RetryPolicy, Rule
+from homing.engine.intake.recipient_lookup import DirectoryFailed
 from homing.engine.intake.sql_inbox import InboxReader, InboxRun
 from homing.engine.operations.sql_schedule import SqlSchedule, store_delays
 from homing.engine.system_runtime import LocalWaker
@@ -100,6 +101,30 @@ async def test_a_command_stays_in_the_inbox_while_the_store_is_unavailable() -> 
     with pytest.raises(StoreUnavailable):
         await a_reader(inbox).run_once()
     assert [entry.notification_id for entry in inbox.entries] == ["n-1"]
+
+
+async def test_recipients_that_take_long_to_look_up_are_looked_up_at_the_same_time() -> None:
+    class SlowIntake:
+        """Returns no request before it was asked for all of them."""
+
+        def __init__(self) -> None:
+            self.asked = asyncio.Barrier(8)
+
+        async def prepare(self, *arguments: Any, **fields: Any) -> Any:
+            await self.asked.wait()
+            raise DirectoryFailed("hangs")
+
+    inbox, intake = MemoryInbox(), SlowIntake()
+    inbox.entries = [
+        InboxEntry(number=n, kind=InboxEntryKind.SEND, tenant="default", id=f"n-{n}", request="{}")
+        for n in range(8)
+    ]
+    reader = a_reader(inbox)
+    slow: Any = intake
+    reader._intake = slow
+    async with asyncio.timeout(60):
+        assert await reader.run_once() == InboxRun(8)
+    assert len(inbox.entries) == 8, "they are tried again"
 
 
 async def test_the_error_of_a_dead_letter_is_as_long_as_that_of_an_attempt_at_most() -> None:

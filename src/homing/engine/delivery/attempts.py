@@ -194,7 +194,7 @@ def sanitize_outcome(outcome: object) -> Outcome:
         kind=kind,
         error=sanitize_text(outcome.error),
         error_code=sanitize_text(outcome.error_code, 100),
-        provider_message_id=sanitize_text(outcome.provider_message_id, 255),
+        provider_message_id=_sanitize_id(outcome.provider_message_id),
         retry_after_ms=wait_ms if type(wait_ms) is int and wait_ms > 0 else None,
         unlisted=outcome.unlisted is True,
         uncounted=outcome.uncounted is True,
@@ -206,6 +206,12 @@ def sanitize_text(text: str | None, longest: int = 500) -> str | None:
     if text is None or (type(text) is str and is_plain(text) and len(text) <= longest):
         return text
     return _CONTROL_CHARACTERS.sub(" ", text_of(text)).encode("utf-8", "replace").decode()[:longest]
+
+
+def _sanitize_id(id: str | None) -> str | None:
+    """Returns a provider's message id. A blank one is none: two messages with it would count as the same."""
+    found = sanitize_text(id, 255)
+    return None if found is None or not found.strip() else found
 
 
 def _is_plain_accept(outcome: Outcome) -> bool:

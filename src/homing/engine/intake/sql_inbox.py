@@ -6,6 +6,7 @@ and a command is logged and removed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -36,6 +37,9 @@ log = logging.getLogger("homing.inbox")
 _BATCH_SIZE = 500
 
 _LEASE_MS = 30_000
+
+_MAX_LOOKUPS = 16
+"""Maximum number of requests that are prepared at the same time."""
 
 _COMMANDS = {
     InboxEntryKind.RETRY: CommandName.RETRY,
@@ -124,7 +128,7 @@ class InboxReader:
 
         Returns the number of dead letters.
         """
-        prepared = [one for entry in entries if (one := await self._accepted(entry)) is not None]
+        prepared = await self._prepare(entries)
         if not prepared:
             return 0
         refused = 0
@@ -144,6 +148,20 @@ class InboxReader:
 
         await write_isolated(prepared, accept, refuse)
         return refused
+
+    async def _prepare(self, entries: Sequence[InboxEntry]) -> list[AcceptedEntry]:
+        """Returns the submissions of requests, in order, without those that must be tried again later.
+
+        Prepares several at a time, because the directory may take long for some recipients.
+        """
+        free = asyncio.Semaphore(_MAX_LOOKUPS)
+
+        async def prepare(entry: InboxEntry) -> AcceptedEntry | None:
+            async with free:
+                return await self._accepted(entry)
+
+        found = await asyncio.gather(*map(prepare, entries))
+        return [one for one in found if one is not None]
 
     async def _bury(self, entry: InboxEntry, error: StoreRejected) -> InboxAcceptance:
         """Stores a refused request as a dead letter. If that is refused too, the entry stays in the inbox."""
