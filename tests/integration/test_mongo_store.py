@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dns.asyncresolver
@@ -21,15 +23,17 @@ from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.network_layer import PyMongoProtocol
 
-from homing import Homing
+from homing import Delivery, Homing, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.errors import ConfigError, NotFound, StoreBusy, StoreError, StoreUnavailable
 from homing.core.lifecycle.commands import Command, CommandName
 from homing.core.lifecycle.events import Event
 from homing.core.notifications import Filter, Message, Status
 from homing.core.ports.stores import CallerConnection, SinkRegistration
+from homing.core.retry.policy import Backoff
 from homing.stores.mongo import MongoStore, connection
 from homing.stores.mongo.change_recorder import messages_of
-from homing.stores.mongo.due_rows import DueRowReader
+from homing.stores.mongo.documents import Document
+from homing.stores.mongo.due_rows import DueRowReader, RowsAhead
 from homing.stores.mongo.leases import NewLeases
 from homing.stores.mongo.schema import NOTIFICATIONS, RECEIPTS, SINKS_SEEN
 from homing.stores.mongo.transaction import MongoTransaction, SessionDatabase
@@ -42,6 +46,7 @@ from homing.testing.builders import (
     a_notification,
     a_receipt,
     a_submission,
+    retry_in,
     sent,
 )
 from homing.testing.store_suite.harness import (
@@ -50,6 +55,7 @@ from homing.testing.store_suite.harness import (
     claim_all,
     count_by_status,
     get_notification,
+    tally_cells,
 )
 from support.mongo_server import NoFaketime, NoMongod, PrivateMongo
 from support.postgres_servers import skip_or_fail
@@ -473,6 +479,83 @@ async def test_the_election_of_a_member_with_another_clock_is_a_step_of_the_cloc
         assert (await get_notification(other, id)).status is Status.SENT
         await store.close()
         await other.close()
+
+
+@pytest.mark.slow
+async def test_elections_of_members_whose_clocks_are_a_day_off_end_nothing_and_send_nothing_twice() -> None:
+    """A day ahead, all leases would have ended and what waits would have expired. A day back, nothing is due.
+
+    One process goes on through both elections, and another one starts after the first.
+    """
+    try:
+        cluster = PrivateMongo(3, clock_shifts_s={1: DAY_MS // 1000, 2: -DAY_MS // 1000})
+    except (NoMongod, NoFaketime) as missing:
+        skip_or_fail(f"{type(missing).__name__}: install mongod and libfaketime")
+    attempts, answer = Counter[str](), asyncio.Event()
+
+    async def mail(delivery: Delivery) -> Outcome:
+        attempts[delivery.type] += 1
+        if delivery.type == "hangs":
+            await answer.wait()
+        return Outcome(kind=OutcomeKind.TRANSIENT if delivery.type == "fails" else OutcomeKind.ACCEPTED)
+
+    patch = PolicyPatch(backoff=Backoff.FIXED, steps_ms=(HOUR_MS,), timeout_ms=10 * MINUTE_MS)
+    with cluster:
+        url = cluster.database_url("homing")
+        settings: dict[str, Any] = {"providers": {"mail": mail}, "rules": [Rule(name="all", policy=patch)]}
+        store = MongoStore(url)
+        await store.open()
+        await store.migrate()
+        async with AsyncExitStack() as processes:
+            homing = await processes.enter_async_context(Homing(url, worker=True, **settings))
+            processes.callback(answer.set)  # a process waits for its attempts when it stops
+
+            async def send(type: str, **fields: Any) -> None:
+                expires_at = datetime.now(UTC) + timedelta(hours=2)
+                request = {"channel": "email", "body": "Hi", "expires_at": expires_at, **fields}
+                async with asyncio.timeout(60):
+                    while True:
+                        with suppress(StoreUnavailable):
+                            await homing.send("a@example.org", type=type, **request)
+                            return
+
+            async def wait_for(type: str, number: int) -> None:
+                async with asyncio.timeout(60):
+                    while attempts[type] < number:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+
+            assert cluster.primary() is cluster.members[0]
+            for _ in range(5):
+                await send("hangs")
+            for _ in range(3):
+                await send("fails")
+            await send("later", send_at=datetime.now(UTC) + timedelta(hours=1))
+            await wait_for("hangs", 5)
+            await wait_for("fails", 3)
+            before, began = await store.now_ms(), time.monotonic()
+            for number in (1, 2):
+                await asyncio.to_thread(cluster.step_down)
+                await asyncio.to_thread(cluster.wait_for_primary)
+                assert (await store.reclaim("another", 10, HOUR_MS)).claims == ()
+                if number == 1:
+                    await processes.enter_async_context(Homing(url, worker=True, **settings))
+                    processes.callback(answer.set)
+                for _ in range(3):
+                    await send("hurries")
+                await wait_for("hurries", 3 * number)
+                assert (await store.reclaim("another", 10, HOUR_MS)).claims == ()
+            answer.set()
+            assert await store.now_ms() - before <= (time.monotonic() - began) * 1000 + 10_000
+            async with asyncio.timeout(60):
+                while (await count_by_status(store)).get(Status.SENT) != 11:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert tally_cells(await store.tallies(None)) == {
+                (Status.PENDING, 0): (1, 0),
+                (Status.RETRYING, 1): (3, 0),
+                (Status.SENT, 1): (11, 0),
+            }
+            assert attempts == {"hangs": 5, "fails": 3, "hurries": 6}
+        await store.close()
 
 
 async def test_writes_go_on_after_step_downs_and_the_loss_of_a_primary(cluster: PrivateMongo) -> None:
@@ -901,6 +984,56 @@ async def test_a_queue_is_not_read_ahead_once_it_is_empty(
     assert len(await claim_all(store)) == 1
     monkeypatch.setattr("homing.stores.mongo.store.read_ahead", None)  # a call would fail
     assert not (await store.claim(a_claim_request())).claims
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_claim_chooses_the_same_rows_as_without_those_that_are_read_ahead(
+    url: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Rows become due before those that the last claim has left, and another process takes some.
+
+    The last store is behind: it plays transactions that began long before they are committed.
+    """
+    chance, time_ms, used = random.Random(seed), [DAY_MS], Counter[bool]()
+    first = RowsAhead.first
+
+    def first_and_count(rows: RowsAhead, *place: Any) -> list[Document] | None:
+        found = first(rows, *place)
+        used[found is not None] += 1
+        return found
+
+    def store_behind(by_ms: int) -> MongoStore:
+        return MongoStore(url, steady_clock=lambda: time_ms[0], adjust_clock=lambda now: time_ms[0] - by_ms)
+
+    monkeypatch.setattr(RowsAhead, "first", first_and_count)
+    stores, outlets = [store_behind(by_ms) for by_ms in (0, 0, 700)], ("p", "p@1", "q", "q@1")
+    async with AsyncExitStack() as opened:
+        for store in stores:
+            await store.open()
+            opened.push_async_callback(store.close)
+        for _ in range(60):
+            for tenant in chance.sample(("a", "b", "c"), 2):
+                times = [chance.choice((None, time_ms[0] + 1_000)) for _ in range(chance.randrange(1, 8))]
+                new = [a_notification(outlet=chance.choice(outlets), send_at=time) for time in times]
+                await chance.choice(stores[1:]).accept([a_submission(*new, tenant=tenant)])
+            time_ms[0] += chance.choice((0, 0, 10, 2_000))
+            store = chance.choice(stores[:2])
+            request = a_claim_request(
+                limit=chance.choice((1, 4, 12, 30)),
+                tenant=chance.choice((None, None, None, "a")),
+                outlet_capacity={chance.choice(outlets): chance.choice((0, 2))},
+            )
+            before = store._last_choice
+            guessed = await store._choose(request, {})
+            store._last_choice = None
+            exact = await store._choose(request, {})
+            store._last_choice = before
+            assert list(guessed.due_times) == list(exact.due_times)
+            assert guessed.documents.keys() >= exact.due_times.keys()
+            claims = (await store.claim(request)).claims
+            await stores[1].settle([retry_in(one, chance.choice((0, 10, 1_000))) for one in claims[::2]])
+    assert used[True] > 20
+    assert used[False] > 20
 
 
 # Low-water marks of busy queues ----------------------------------------------------------------------

@@ -47,11 +47,14 @@ class NoFaketime(Exception):
 
 
 def _with_shifted_clock(shift_s: int) -> list[str]:
-    """Returns the beginning of a command whose clock is ahead. Its monotonic clock is not changed."""
+    """Returns the beginning of a command whose clock is ahead, or behind if `shift_s` is negative.
+
+    Its monotonic clock is not changed.
+    """
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
         raise NoFaketime
-    names = {"LD_PRELOAD": str(found[0]), "FAKETIME": f"+{shift_s}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    names = {"LD_PRELOAD": str(found[0]), "FAKETIME": f"{shift_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     return ["env", *(f"{name}={value}" for name, value in names.items())]
 
 
@@ -171,7 +174,7 @@ class PrivateMongo:
         """If `tls`, the servers require it, and `tls_options` are those of their clients.
 
         `parameters` are server parameters, each as `NAME=VALUE`. `clock_shifts_s` has, by the number of a
-        member, how many seconds its clock is ahead.
+        member, how many seconds its clock is ahead, or behind if negative.
         """
         self._folder = GuardedFolder("homing-mongo-")
         made = MongoTls(self._folder) if tls else None

@@ -196,7 +196,8 @@ class ClaimBatch(Struct, frozen=True, kw_only=True):
     now: int
     """Time of the call, by the store's clock."""
     next_due_at: int | None
-    """Time at which the next row of the requested lanes is due. None if no row waits."""
+    """Time at which the next row of the requested lanes is due. None if no row waits. It is not after `now`
+    if the claim may have left due rows although it had capacity, because other claims were leasing some."""
     unlisted: frozenset[str] = frozenset()
     """Providers that have due rows in the requested lanes, but are left out by `ClaimRequest.only_listed`."""
 

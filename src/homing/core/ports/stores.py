@@ -152,7 +152,8 @@ class Store(Protocol):
 
         A receipt is matched by notification id and attempt if it carries them, otherwise by provider and
         provider message id (see `attempt_of`). If the message is unknown, or its notification is `sending`,
-        the receipt is stored and a later settlement applies it.
+        the receipt is stored and a later settlement applies it. If a settlement commits at the same time, one
+        of the two calls must find what the other has written.
         """
 
     # Events --------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
 from homing.stores.mongo.transaction import (
+    CounterShards,
     MongoTransaction,
     OutdatedRows,
     Runner,
@@ -73,10 +74,6 @@ _DEFAULTS: Mapping[str, Any] = {
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.002, 0.1
 """Pauses before a transaction that met another one is run again. A random part of it is waited."""
-
-SHARDS = 16
-"""Number of documents that share each counter. A transaction adds to those of one number, so that
-transactions do not wait for each other. Readers add them up."""
 
 _SNAPSHOT_ERRORS = frozenset({239, 246})
 """Codes for a snapshot that is too old, or not there yet because a collection was just created."""
@@ -145,7 +142,7 @@ class MongoConnection:
         self._on_other_history = on_other_history
         self._guard = ClockGuard()
         self._client: AsyncMongoClient[Document] | None = None
-        self._used_shards: set[int] = set()
+        self._shards = CounterShards()
         self.history = ""
 
     @property
@@ -209,10 +206,12 @@ class MongoConnection:
         database, until, pause_s = self.database, time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
         next_look = time.monotonic() + _ABANDONED_MS / 1000
         while True:
-            shard = self._take_shard()
+            shard, is_done = self._shards.take(), False
             try:
                 with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
-                    return await self._run(database, action, shard, beside)
+                    result = await self._run(database, action, shard, beside)
+                is_done = True
+                return result
             except OutdatedRows:
                 if time.monotonic() >= until:
                     raise StoreUnavailable(f"{self.where} changed too often during this call.") from None
@@ -223,7 +222,7 @@ class MongoConnection:
                     await self.end_abandoned_transactions()
                     next_look = time.monotonic() + _ABANDONED_MS / 1000
             finally:
-                self._used_shards.discard(shard)
+                self._shards.give_back(shard, met_another=not is_done)
             await asyncio.sleep(random.random() * pause_s)
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
@@ -318,14 +317,14 @@ class MongoConnection:
         database: Any = session.client.get_database(self._database_name)
         is_async = isinstance(session, AsyncClientSession)
         joined = SessionDatabase(database, session, None if is_async else run)
-        shard = self._take_shard()
+        shard = self._shards.take()
         try:
             with SwallowedCancellation():
                 return await action(await self._begin(joined, shard=shard, writable=False))
         except Exception as error:
             raise translate(error, self.where) from error
         finally:
-            self._used_shards.discard(shard)
+            self._shards.give_back(shard, met_another=True)  # the transaction of the caller goes on
 
     async def wait_for_open_transactions(self, *, of_callers: bool = True) -> None:
         """Waits until the transactions have ended that began before this call.
@@ -454,12 +453,6 @@ class MongoConnection:
             if self.history:
                 self._on_other_history()
             self.history = history
-
-    def _take_shard(self) -> int:
-        free = [number for number in range(SHARDS) if number not in self._used_shards]
-        shard = random.choice(free or range(SHARDS))
-        self._used_shards.add(shard)
-        return shard
 
 
 async def _read_meta(

@@ -6,6 +6,7 @@ the thread of the caller.
 
 from __future__ import annotations
 
+import random
 from asyncio import CancelledError, current_task, gather
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
@@ -166,6 +167,32 @@ class SwallowedCancellation:
         is_cancelled = self._task is not None and self._task.cancelling() > self._before
         if is_cancelled and (error is None or isinstance(error, Exception)):
             raise CancelledError
+
+
+SHARDS = 16
+"""Number of documents that share each counter. A transaction adds to those of one number, so that
+transactions do not wait for each other. Readers add them up."""
+
+
+class CounterShards:
+    """The numbers of the counters that the transactions of this process add to.
+
+    A number whose last transaction met no other is taken first. So the processes come to use different ones,
+    and each of them few, which keeps the counters small.
+    """
+
+    def __init__(self) -> None:
+        self._free = random.sample(range(SHARDS), SHARDS)
+        """Numbers that no transaction of this process uses, the next one last."""
+
+    def take(self) -> int:
+        """Returns a number for a transaction. If all are in use, two transactions share one."""
+        return self._free.pop() if self._free else random.randrange(SHARDS)
+
+    def give_back(self, shard: int, *, met_another: bool) -> None:
+        """Ends the use of a number. `met_another` is True if another transaction may use it too."""
+        if shard not in self._free:
+            self._free.insert(0 if met_another else len(self._free), shard)
 
 
 class MongoTransaction:
