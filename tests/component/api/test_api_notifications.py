@@ -136,6 +136,13 @@ def test_a_list_is_newest_first_and_continues_at_its_cursor(service: RunningServ
     rest = service.call("GET", f"/api/v1/notifications?limit=3&cursor={first['cursor']}").json
     assert [one["id"] for one in first["items"] + rest["items"]] == sorted(ids, reverse=True)
     assert rest["cursor"] is None
+    for path in (
+        "notifications?cursor=made-up",
+        "notifications?q=ada&cursor=made-up",
+        "dead-letters?cursor=u-made-up",
+    ):
+        refused = service.call("GET", f"/api/v1/{path}")
+        assert (refused.status, refused.json["error"]["field"]) == (422, "cursor"), path
     assert {one["attemptCount"] for one in first["items"]} == {0}, "it is there before the first attempt too"
 
 

@@ -623,7 +623,11 @@ async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site)
     assert sorted(found) == sorted(one.id for one in wanted)
     assert (await person.get("/ui/export?q=no-such-thing")).text == ""
     entry = (await site.homing.audit.list("default", limit=2)).items[1]
-    assert entry.action == "notification.export"
+    assert (entry.action, entry.target) == ("notification.export", "")
+    await person.get("/ui/export?q=ada7%40example.org")
+    assert "ada7" not in str((await site.homing.audit.list("default", limit=1)).items[0]), (
+        "the trail has no addresses"
+    )
 
 
 async def store_template(homing: Homing) -> None:

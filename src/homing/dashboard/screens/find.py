@@ -82,7 +82,7 @@ async def export_found(visit: Visit) -> Response:
     """Returns everything that a search finds, as one JSON object per line."""
     words, chosen = visit.query.get("q", "").strip()[:300], _filter(visit)
     first = await visit.api.find(words, chosen, limit=1)  # so that an invalid search is an error page
-    await visit.note("notification.export", words)
+    await visit.note("notification.export", redact(words))
 
     async def lines() -> AsyncIterator[bytes]:
         if first.items or first.cursor:

@@ -27,10 +27,11 @@ from homing.core.access.audit import (
     view_audit_entry,
 )
 from homing.core.access.scopes import Caller
-from homing.core.errors import InvalidRequest, StoreError
+from homing.core.errors import StoreError
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Entry, Registry
 from homing.engine.access.tenants import Tenants
+from homing.engine.operations.cursors import foreign_cursor
 from homing.engine.operations.policies import EVERY_TENANT
 
 GLOBAL_SUBJECTS = frozenset(
@@ -144,7 +145,7 @@ class AuditTrail:
         If `tenant` is `*`, returns actions that belong to no tenant.
         """
         if cursor is not None and audit_number(cursor) is None:
-            raise InvalidRequest("cursor", "is not a cursor of this list; use one that the list returned")
+            raise foreign_cursor()
         page = await self._registry.list_entries(tenant, AUDIT, after=cursor or "", limit=limit + 1)
         shown = page[:limit]
         entries = (decode_audit_entry(entry.value) for entry in shown)

@@ -370,7 +370,7 @@ class Breakers:
             or check_gate(state, self._store_clock.now()) is not BreakerGate.STOP
         ):
             return
-        if problem := await find_problem(listed.check):
+        if problem := await find_problem(listed.check, listed.provider):
             log.info("health check of %s failed: %s", listed.id, problem)
             return
         better = record_health_check(state, self._store_clock.now())

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from homing.core.errors import InvalidRequest
 from homing.core.notifications import Filter, Notification, Page, Status
+from homing.engine.operations.cursors import check_cursor, foreign_cursor
 from homing.engine.tenant_api import TenantApi
 
 _UNSEEN, _SEEN = "u:", "a:"
@@ -36,7 +36,8 @@ async def fetch_dead_letters(
     marks = list(parts)
     mark, after = (cursor[:2], cursor[2:] or None) if cursor else (marks[0], None)
     if mark not in parts:
-        raise InvalidRequest("cursor", "is not a cursor of this list; use one that the list returned")
+        raise foreign_cursor()
+    check_cursor(after)
     items: list[Notification] = []
     for at, part in enumerate(marks):
         if at < marks.index(mark):

@@ -19,6 +19,7 @@ from homing.core.search import (
     needs_scan,
     plan_search,
 )
+from homing.engine.operations.cursors import check_cursor
 
 _MAX_LIMIT = 1_000
 
@@ -58,8 +59,7 @@ class SearchOperations:
         chosen = Filter() if filter is None else read_filter(filter)
         if not 1 <= limit <= _MAX_LIMIT:
             raise InvalidRequest("limit", f"is {limit}; it must be between 1 and {_MAX_LIMIT}")
-        if cursor is not None:
-            plain_text(cursor, "cursor")
+        check_cursor(cursor)
         searches = plan_search(text, chosen) if text.strip() else {None: chosen}
         kinds = tuple(kind for kind in searches if kind is not None)
         pages: list[Page] = []

@@ -16,7 +16,7 @@ from msgspec import structs
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, SUCCESSFUL, WAITING
 from homing.core.notifications import Channel, Filter, History, Notification, Page, Priority, Status
-from homing.core.plain_values import enum_member, is_storable, plain_text
+from homing.core.plain_values import enum_member, is_storable
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
 from homing.core.request_decoding import read_filter
@@ -44,6 +44,7 @@ from homing.core.system_status import WorkerState
 from homing.core.times import moment, span_ms
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.operations.breaker_holds import BreakerHold, find_hold
+from homing.engine.operations.cursors import check_cursor
 from homing.engine.operations.explain import Explanation, describe_progress
 from homing.engine.operations.health import check_thresholds, read_figures
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
@@ -100,8 +101,7 @@ class QueueOperations:
     ) -> Page:
         """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
         chosen = Filter() if filter is None else read_filter(filter)
-        if cursor is not None:
-            plain_text(cursor, "cursor")
+        check_cursor(cursor)
         return await self._backend.list(self.tenant, chosen, limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:

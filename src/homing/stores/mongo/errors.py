@@ -73,5 +73,7 @@ def has_duplicate_key(error: Exception) -> bool:
 
 
 def _text(error: errors.PyMongoError) -> str:
+    if isinstance(error, errors.ServerSelectionTimeoutError):
+        return "no primary can be reached"
     code = getattr(error, "code", None)
     return f"{type(error).__name__}" if code is None else f"{type(error).__name__}, code {code}"
