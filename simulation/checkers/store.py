@@ -284,7 +284,7 @@ class CheckedStore(SqliteStore):
         A process that was suspended may settle several leases of one notification at once. If the store has
         lost a lease, its token is given out again, so two of them may have the same token.
         """
-        ranked: dict[str, tuple[tuple[bool, bool, bool, int], Settlement]] = {}
+        ranked: dict[str, tuple[tuple[bool, bool, bool, bool, int], Settlement]] = {}
         for one in batch:
             shadow, logged = self.watch.state.shadows.get(one.id), settled.get(one.id)
             if logged is None:
@@ -293,8 +293,9 @@ class CheckedStore(SqliteStore):
             same = (stored is None) is (mine is None)
             if stored is not None and mine is not None:
                 same = (stored.number, stored.started_at) == (mine.number, mine.started_at)
-            current = one.started_at >= logged.change.row.started_at
-            rank = (shadow is not None and shadow.token == one.token, current, same, one.token)
+            start = logged.change.row.started_at
+            newest = shadow is not None and shadow.token == one.token
+            rank = (newest, one.started_at >= start, same, one.started_at == start, one.token)
             if one.id not in ranked or rank > ranked[one.id][0]:
                 ranked[one.id] = (rank, one)
         return {id: settlement for id, (_, settlement) in ranked.items()}

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from homing.core.errors import StoreError
 from homing.core.lifecycle.claims import UNLIMITED
 from homing.core.lifecycle.outcomes import Outcome
-from homing.core.notifications import Reason
+from homing.core.notifications import Channel, Reason
 from homing.core.retry import policy
 from homing.core.retry.decide import RecipientFacts
 from homing.core.routing import breaker as core_breaker
 from homing.core.routing.breaker import Breaker, BreakerGate, BreakerPolicy, Phase
 from homing.core.routing.failover import pinned_outlet
+from homing.core.routing.rate_limits import RateLimit
 from homing.core.times import EPOCH
 from homing.engine import provider_roster
 from homing.engine.delivery import breakers, deliverer, guard, settler, worker
@@ -35,7 +36,15 @@ from homing.engine.upkeep import heartbeats, outbox_relay
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.thresholds import ThresholdMonitor
 from homing.providers.local.function import FunctionProvider
-from simulation.plan import NO_FAULTS, FaultPlan, SimulationPlan, build_crowded_plan, build_plan, plain_plan
+from simulation.plan import (
+    NO_FAULTS,
+    FaultPlan,
+    SimulatedProviderPlan,
+    SimulationPlan,
+    build_crowded_plan,
+    build_plan,
+    plain_plan,
+)
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -669,12 +678,26 @@ def older_breaker_returns(real: Any) -> Any:
     return check
 
 
+def _limited_stand_ins(seed: int) -> SimulationPlan:
+    """Returns a plan in which only the first provider of each channel has no rate limit, and often fails.
+
+    The store is slow, so that a breaker opens between a claim and its sends.
+    """
+    plan, served, providers = _checked_often(seed), set[Channel](), list[SimulatedProviderPlan]()
+    for one in plan.providers:
+        rate = RateLimit(1.0, 1) if served.intersection(one.channels) else None
+        providers.append(replace(one, rate=rate, max_in_flight=64, blocking=False))
+        served.update(one.channels)
+    slow = FaultPlan(trouble=0.6, slow_per_call=0.5, longest_slow_ms=3_000)
+    return replace(plan, providers=tuple(providers), fault_plan=slow, spread_ms=10_000, faults_ms=60_000)
+
+
 @BUGS.plant(
     "tokens count as spent at a provider that stands in since",
     "13",
     on=(Capacity, "spend_tokens"),
-    plan=bugs.campaign,
-    seed=1_800_100_433,
+    plan=_limited_stand_ins,
+    seed=1_014,
 )
 def stand_in_found_later(real: Any) -> Any:
     class StandInsNow(Struct):
@@ -730,7 +753,7 @@ def reports_one_loss(real: Any) -> Any:
     "26",
     on=(LostCommits, "_find_lost"),
     plan=bugs.losses_during_look_ups,
-    seed=1_005,
+    seed=1_008,
 )
 def reports_a_loss_in_parts(real: Any) -> Any:
     async def find_lost(self: Any, suspects: Any) -> dict[str, int]:

@@ -346,13 +346,15 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
 def _belongs_to_lease(settlement: Settlement, row: Row) -> bool:
     """Returns True if the settlement is that of the current lease of the row.
 
-    An extension after a step of the clock may lower the start time in the row, but nothing raises it.
+    An extension after a step of the clock may lower the start time in the row, but nothing raises it. A row
+    that was taken over past its deadline has its due time as start time, and no attempt to give back.
     """
     attempt = settlement.attempt
     return (
         settlement.worker == row.worker
         and settlement.started_at >= row.started_at
         and (attempt is None or attempt.number == row.attempts)
+        and not (settlement.give_back and row.overdue)
     )
 
 

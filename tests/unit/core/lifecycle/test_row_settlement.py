@@ -11,7 +11,7 @@ from homing.core.lifecycle.claims import Claim, Lease
 from homing.core.lifecycle.commands import CommandName
 from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
 from homing.core.lifecycle.row_commands import apply_command
-from homing.core.lifecycle.rows import Change, Row, claim_of, extend, lease, settle
+from homing.core.lifecycle.rows import Change, Row, claim_of, extend, lease, reclaim, settle
 from homing.core.notifications import OutcomeKind, Reason, Status
 from homing.core.retry.decide import RecipientFacts, check_before_attempt, decide, postpone
 from support.core_builders import (
@@ -240,6 +240,19 @@ def test_a_lease_with_the_same_token_is_not_settled_by_the_claim_of_a_lease_that
     for settlement in (settled, postpone(lost, STEADY, 0, None)):
         assert settle(row, settlement, NOW + SECOND) is None
     assert row == before
+
+
+def test_no_attempt_is_given_back_to_a_row_that_was_taken_over_past_its_deadline() -> None:
+    """The store has gone back to the state before the first lease, whose worker has the second one too."""
+    _, lost = leased()
+    row = make_row()
+    reclaim(row, "worker-1", LEASE_MS, NOW + SECOND)
+    assert (row.token, row.overdue) == (lost.token, True)
+    before = replace(row)
+    assert settle(row, postpone(lost, STEADY, 0, None), NOW + MINUTE) is None
+    assert row == before
+    own = settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, 0, None), NOW + MINUTE)
+    assert (own is not None, row.attempts) == (True, 0)
 
 
 def test_every_change_has_a_sequence_number() -> None:
