@@ -339,7 +339,10 @@ async def test_a_request_for_which_the_directory_hangs_is_one_rejection(
     asked = [letter(n, recipient={"id": f"r{n}"}) for n in range(60)]
     answers = [answer async for answer in engine.send_many(asked)]
     (refused,) = [answer for answer in answers if isinstance(answer, Rejection)]
-    assert (refused.index, refused.message) == (place, "the recipient directory failed (TimeoutError); try again")
+    assert (refused.index, refused.message) == (
+        place,
+        "the recipient directory failed (TimeoutError); try again",
+    )
     assert len(answers) == 60
     assert await stored(harness) == 59
 

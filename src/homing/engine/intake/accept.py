@@ -394,6 +394,8 @@ class SendOperations:
         def was_directory_asked(one: SendRequest | InvalidRequest, prepared: _PreparedItem) -> bool:
             return isinstance(prepared, Submission) and isinstance(one, SendRequest) and names_recipient(one)
 
+        if connection is not None:  # it can be used by one task at a time
+            return await prepare_each(asked, prepare, was_directory_asked, at_once=1)
         return await prepare_each(asked, prepare, was_directory_asked)
 
     async def _accept_chunk(
