@@ -127,17 +127,31 @@ class Spool:
                 await self._accept(store, chunk)
             taken += len(chunk)
         if lines:
-            await asyncio.to_thread(self._end_move, len(lines))
+            await asyncio.to_thread(self._end_move, lines, tuple(self._set_aside))
         return taken
 
-    def _end_move(self, count: int) -> None:
-        """Writes what was set aside to the `.refused` file, and removes the first `count` lines."""
-        if self._set_aside:
-            with _open_private(self._sibling("refused"), "ab") as file:
-                file.writelines(line + b"\n" for line in self._set_aside)
+    def _end_move(self, lines: list[bytes], set_aside: Sequence[bytes]) -> None:
+        """Writes what was set aside to the `.refused` file, and removes the lines, which are the first ones.
+
+        Lines added meanwhile stay. Does nothing if the lines are gone already: the thread of a move that was
+        cancelled goes on, and may end after that of the next move.
+        """
+        with self._locked():
+            found = self._path.read_bytes().split(b"\n")
+            if found[: len(lines)] != lines:
+                return
+            if set_aside:
+                with _open_private(self._sibling("refused"), "ab") as file:
+                    file.writelines(line + b"\n" for line in set_aside)
+                    file.flush()
+                    os.fsync(file.fileno())
+            fresh = self._sibling("new")
+            with _open_private(fresh, "wb") as file:
+                file.write(b"\n".join(found[len(lines) :]))
                 file.flush()
                 os.fsync(file.fileno())
-        self._remove_lines(count)
+            fresh.replace(self._path)
+            self._sync_folder()
 
     def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
         with self._locked():
@@ -236,18 +250,6 @@ class Spool:
             log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
             self._set_aside.append(line)
             return None
-
-    def _remove_lines(self, count: int) -> None:
-        """Removes the first `count` lines. Lines added meanwhile stay."""
-        with self._locked():
-            rest = self._path.read_bytes().split(b"\n")[count:]
-            fresh = self._sibling("new")
-            with _open_private(fresh, "wb") as file:
-                file.write(b"\n".join(rest))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            self._sync_folder()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
