@@ -598,6 +598,30 @@ async def test_a_process_notices_that_another_one_has_emptied_and_refilled_the_f
     await store.close()
 
 
+async def test_a_process_notices_that_the_file_was_replaced_by_one_with_the_same_number(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a removed file is soon given to another one, as on ext4."""
+    stat, fstat = Path.stat, os.fstat
+
+    def same_number(found: os.stat_result) -> os.stat_result:
+        return os.stat_result((found[0], 7, *found[2:10]))
+
+    monkeypatch.setattr(Path, "stat", lambda path, **named: same_number(stat(path, **named)))
+    monkeypatch.setattr(os, "fstat", lambda number: same_number(fstat(number)))
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    await here.write(a_submission())
+    assert await there.drain(store) == 1
+    first = await there.write(a_submission(key="k"))
+    for _ in range(3):
+        await there.write(a_submission())
+    assert await here.write(a_submission(key="k")) == first
+    assert await there.drain(store) == 4
+    await store.close()
+
+
 async def test_a_process_writes_a_request_again_that_another_one_has_taken_from_the_file(file: Path) -> None:
     here, there, store = Spool(file), Spool(file), UnreliableStore()
     await store.open()

@@ -57,6 +57,8 @@ class Spool:
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
+        self._first_line = b""
+        """The first line that this process has read."""
         self._turn = asyncio.Lock()
         self._by_key: dict[RequestKey, StoredRequest] = {}
         self._set_aside: list[bytes] = []
@@ -218,17 +220,24 @@ class Spool:
     def _catch_up(self) -> None:
         """Reads lines that were added since the last call, or the whole file if it was replaced."""
         try:
-            found = self._path.stat()
+            file = self._path.open("rb")
         except FileNotFoundError:
-            self._read_bytes, self._inode = 0, 0
-            self._by_key.clear()
+            self._forget()
             return
-        if found.st_ino != self._inode or found.st_size < self._read_bytes:
-            self._read_bytes, self._inode = 0, found.st_ino
-            self._by_key.clear()
-        with self._path.open("rb") as file:
+        with file:
+            found = os.fstat(file.fileno())
+            # A file system gives the number of a removed file to a new one, so the first lines are compared.
+            if (
+                found.st_ino != self._inode
+                or found.st_size < self._read_bytes
+                or (self._read_bytes and file.readline() != self._first_line)
+            ):
+                self._forget()
+            self._inode = found.st_ino
             file.seek(self._read_bytes)
             *whole, _ = file.read().split(b"\n")
+        if whole and not self._read_bytes:
+            self._first_line = whole[0] + b"\n"
         for line in whole:
             self._read_bytes += len(line) + 1
             try:
@@ -238,6 +247,11 @@ class Spool:
             ids = tuple(new.id for new in submission.notifications)
             kept = StoredRequest(submission.fingerprint, submission.batch_id, ids)
             self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
+
+    def _forget(self) -> None:
+        """Forgets what was read of a file that is gone."""
+        self._read_bytes, self._inode = 0, 0
+        self._by_key.clear()
 
     def _lines(self) -> list[bytes]:
         with self._locked():
