@@ -14,7 +14,7 @@ from homing.core.ports.plug_ins import Directory
 from homing.core.recipients.profiles import KnownRecipient
 from homing.core.retry.policy import MODE_DEFAULTS
 from homing.core.send_request import SendRequest
-from homing.engine.plug_in_calls import call_within
+from homing.engine.plug_in_calls import AT_ONCE, call_within, map_at_once
 
 SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
 """Timeout of a whole synchronous send, in milliseconds. Retry rules do not change it."""
@@ -37,9 +37,6 @@ rejected. A directory may fail now and then. There are fewer repeats if they tak
 
 _SLOW_MS = 1_000
 """A failure that takes this long is a slow one. The other items are then prepared at the same time."""
-
-MAX_LOOKUPS = 16
-"""Maximum number of items that are prepared at the same time."""
 
 _T = TypeVar("_T")
 
@@ -125,7 +122,7 @@ async def prepare_each(
     prepare: Callable[[_T], Awaitable[_R]],
     was_asked: Callable[[_T, _R], bool],
     *,
-    at_once: int = MAX_LOOKUPS,
+    at_once: int = AT_ONCE,
 ) -> list[_R | DirectoryFailed]:
     """Prepares items, and returns one result per item, in the same order.
 
@@ -211,28 +208,6 @@ async def _prepare_rest(
     for (index, _), one in zip(failures, again, strict=True):
         found[index] = one
     return found
-
-
-async def map_at_once(
-    work: Callable[[_T], Awaitable[_R]], items: Sequence[_T], at_once: int = MAX_LOOKUPS
-) -> list[_R]:
-    """Works on all items, on up to `at_once` at a time, and returns the results in order.
-
-    If one raises an exception, the others are cancelled.
-    """
-    free = asyncio.Semaphore(at_once)
-
-    async def run(item: _T) -> _R:
-        async with free:
-            return await work(item)
-
-    tasks = [asyncio.create_task(run(item)) for item in items]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # no effect on a task that has ended
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _find_control(

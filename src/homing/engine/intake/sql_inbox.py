@@ -24,11 +24,11 @@ from homing.core.ports.stores import AcceptedEntry, Inbox, InboxAcceptance, Inbo
 from homing.core.request_decoding import read_request
 from homing.core.retry.policy import MatchKeys
 from homing.engine.intake.dead_requests import REFUSED_BY_STORE, UNREADABLE, dead_request, forms_of
-from homing.engine.intake.recipient_lookup import map_at_once
 from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.sql_schedule import SqlSchedule
+from homing.engine.plug_in_calls import map_at_once
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
