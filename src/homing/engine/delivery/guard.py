@@ -101,7 +101,7 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
             else:
                 failed += part
     if hangs and len(claims) > 1:
-        found, failed, hanging = await _ask_in_parts(directory, failed)
+        found, failed, hanging = await _ask_in_parts(directory, failed, works=works)
         facts.update(found)
     if failed or hanging:
         log.warning(
@@ -126,12 +126,13 @@ def _postponed(claims: Sequence[Claim], shortest_ms: int) -> dict[str, Recipient
 
 
 async def _ask_in_parts(
-    directory: Directory, claims: Sequence[Claim]
+    directory: Directory, claims: Sequence[Claim], *, works: bool
 ) -> tuple[dict[str, RecipientFacts], list[Claim], list[Claim]]:
     """Asks the directory about parts of these claims, for which together it hangs.
 
     Returns the facts, the claims that were not tried alone, and those for which alone the directory fails.
-    Some claims are tried alone first. If it fails for each of them, it is not asked about the others.
+    Some claims are tried alone first. If it fails for each of them, and does not work for other claims, it is
+    not asked about the rest.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _SEARCH_MS / 1000
@@ -151,7 +152,7 @@ async def _ask_in_parts(
     step = len(claims) // AT_ONCE + 1
     first, rest = claims[::step], [one for index, one in enumerate(claims) if index % step]
     await map_at_once(ask, [[one] for one in first])
-    if len(alone) == len(first):
+    if len(alone) == len(first) and not works:
         return {}, list(claims), []
     await map_at_once(ask, [rest[start : start + _PART] for start in range(0, len(rest), _PART)])
     again = [*left]
