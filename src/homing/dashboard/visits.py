@@ -60,7 +60,6 @@ NOTICES = {
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
 
-
 _LABELS: dict[str, str] = {
     "why": "Reason",
     "lasting": "Valid for",
@@ -91,7 +90,6 @@ _LABELS: dict[str, str] = {
     },
 }
 """Name of a field → its label in a form, for messages about wrong values."""
-"""Name of a field → its label in a form, for messages about wrong values."""
 
 
 def explain_problem(error: HomingError) -> str:
@@ -115,6 +113,8 @@ class DashboardTools(Struct, frozen=True, kw_only=True):
     clock: Clock
     settings: DashboardSettings
     version: str
+    public_url: str = ""
+    """Address of the service as people know it. Empty if it is that of the request."""
     simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
     """Runs a simulation of an outage. None if simulations are not available."""
     draw_simulation: Callable[[RehearsalReport], str] | None = None

@@ -8,7 +8,8 @@ import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from html import escape
+from datetime import timedelta
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -24,10 +25,11 @@ from homing.compose import service
 from homing.core.access.scopes import Caller, Scope
 from homing.core.content.templates import Template, TemplateParts
 from homing.core.notifications import Channel
+from homing.core.request_decoding import read_request
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import Pages
-from homing.dashboard.screens import find
+from homing.dashboard.screens import dead_letters, find
 from homing.dashboard.screens.all_screens import all_screens
 from homing.dashboard.settings import DashboardSettings
 from homing.dashboard.sign_in import COOKIE, SignIn
@@ -133,7 +135,9 @@ class Site:
             scopes=("admin",),
         )
         gate.use_tokens(TokenVerifier([issuer], clock))
-        tools = DashboardTools(engine=homing, clock=clock, settings=DashboardSettings(), version="1")
+        tools = DashboardTools(
+            engine=homing, clock=clock, settings=DashboardSettings(), version="1", public_url=public_url
+        )
         self.pages = Pages(
             HomePage(homing, clock, version="1", public_url=public_url),
             random_source=random.Random(1),
@@ -200,10 +204,24 @@ async def test_what_is_no_key_does_not_sign_in(site: Site, credential: str) -> N
     assert (answer.status, answer.cookie) == (403, "")
 
 
-async def test_a_key_that_can_only_send_has_nothing_to_see(site: Site) -> None:
-    answer = await site.person().sign_in(await site.key("send"))
-    assert answer.status == 403
-    assert "can only send" in answer.text
+@pytest.mark.parametrize("scopes", [("send",), ("manage", "send")])
+async def test_a_key_that_can_see_no_notification_does_not_sign_in(
+    site: Site, scopes: tuple[str, ...]
+) -> None:
+    answer = await site.person().sign_in(await site.key(*scopes))
+    assert (answer.status, answer.cookie) == (403, "")
+    assert f"only the scope {' and '.join(scopes)}. Use one with the scope read or operate" in answer.text
+
+
+@pytest.mark.parametrize("scope", ["read", "operate", "admin"])
+async def test_the_menu_leads_only_to_screens_that_the_key_may_see(site: Site, scope: str) -> None:
+    person = await site.signed_in(scope)
+    menu, found, _ = (await person.get("/ui/now")).text.partition("</header>")
+    links = [link for link in re.findall(r'href="([a-z][a-z/-]*)"', menu) if "/" not in link]
+    assert found
+    assert len(links) > 6
+    for link in links:
+        assert (await person.get(f"/ui/{link}")).status == 200, link
 
 
 async def test_a_session_ends_when_it_is_idle_and_after_half_a_day_in_any_case(site: Site) -> None:
@@ -320,6 +338,40 @@ async def test_an_administrator_of_another_tenant_reaches_only_the_own_keys(
     assert (control.status, control.headers["location"]) == (303, "../../keys?tenant=rival&done=revoked")
     entry = (await site.homing.audit.list("rival", limit=1)).items[0]
     assert (entry.action, entry.target) == ("key.revoke", theirs.id)
+
+
+async def test_a_tenant_that_does_not_exist_has_no_keys_page(site: Site) -> None:
+    operator = await site.signed_in()
+    assert (await operator.get("/ui/keys?tenant=nope")).status == 404
+    await site.homing.tenants.create("acme", who="test")
+    assert "Keys of acme" in (await operator.get("/ui/keys?tenant=acme")).text
+
+
+@pytest.mark.parametrize("name", ["a/b", "two words", "ü", "x" * 101])
+async def test_a_rule_has_a_name_that_can_be_part_of_an_address(site: Site, name: str) -> None:
+    person = await site.signed_in()
+    form = {"form_token": await person.form_token(), "name": name, "max_attempts": "3", "why": "x"}
+    answer = await person.post("/ui/policies/rules", form)
+    assert (answer.status, "Name must have 1 to 100 letters, digits" in answer.text) == (422, True)
+
+
+async def test_the_rule_of_a_synchronous_type_is_that_of_its_mode() -> None:
+    settings = Settings(synchronous_types=("login_code",))
+    async with Homing(loaded_settings=settings, store="memory:") as homing:
+        person = await Site(homing, ManualClock()).signed_in("read")
+        shown = (await person.get("/ui/policies?type=login_code")).text
+        assert "in synchronous mode" in shown
+        assert "in standard mode" in (await person.get("/ui/policies?type=otp")).text
+
+
+async def test_a_plan_without_a_match_does_not_say_what_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_DRY_RUN", timedelta(minutes=1))
+    async with Homing("memory:") as homing:
+        person = Person(service.build_pages(Settings(), service.build_service(Settings(), homing)))
+        await person.sign_in((await homing.keys.create("default", "test", ["admin"], who="test")).text)
+        shown = (await person.get("/ui/dead-letters/plan")).text
+        assert "Nothing matches" in shown
+        assert "All unacknowledged dead letters match" not in shown
 
 
 async def test_a_rule_keeps_the_fields_that_only_the_settings_can_set(site: Site) -> None:
@@ -475,8 +527,8 @@ async def test_forms_have_limits(site: Site) -> None:
 async def test_a_stream_needs_a_session_and_a_scope(site: Site) -> None:
     assert (await site.person().get("/ui/live/now")).status == 401
     assert (await (await site.signed_in()).get("/ui/live/nothing")).status == 404
-    manager = await site.signed_in("manage")
-    assert (await manager.get("/ui/live/now")).status == 403
+    operator = await site.signed_in("operate")
+    assert (await operator.get("/ui/live/system")).status == 403
 
 
 async def test_files_are_kept_for_good_under_their_version(site: Site) -> None:
@@ -604,8 +656,30 @@ async def test_a_suppressed_address_is_looked_up(site: Site) -> None:
     assert ("a59@example.org" in found, "a49@example.org" in found) == (True, False)
     none = (await person.get("/ui/recipients?channel=sms&address=%2B15550100")).text
     assert "+15550100 is not suppressed on sms." in none
-    missing = await person.get("/ui/recipients?address=a59%40example.org")
-    assert (missing.status, "Channel is missing; give the channel" in missing.text) == (422, True)
+    anywhere = (await person.get("/ui/recipients?channel=&address=a59%40example.org")).text
+    assert ("a59@example.org" in anywhere, "a49@example.org" in anywhere) == (True, False)
+    nowhere = (await person.get("/ui/recipients?address=b%40example.org")).text
+    assert "b@example.org is not suppressed on any channel." in nowhere
+
+
+@pytest.mark.parametrize(
+    ("public_url", "address"),
+    [("", ORIGIN), ("https://example.org/notify/", "https://example.org/notify")],
+)
+async def test_commands_to_copy_work_where_they_are_pasted(public_url: str, address: str) -> None:
+    async with running(public_url) as site:
+        for tenant, option in (("default", ""), ("acme", " --tenant acme")):
+            person = await site.signed_in(tenant=tenant)
+            request = {
+                "recipient": {"email": "ada@example.org"},
+                "channel": "email",
+                "content": {"body": "x"},
+            }
+            (id,) = (await site.homing.of(tenant).submit(read_request(request))).notification_ids
+            shown = unescape((await person.get(f"/ui/notifications/{id}")).text)
+            assert f"{address}/api/v1/notifications/{id}</pre>" in shown
+            assert f"homing explain {id}{option}</pre>" in shown
+            assert f"homing cancel {id} --why 'REASON'{option}</code>" in shown
 
 
 async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:

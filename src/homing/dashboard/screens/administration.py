@@ -130,6 +130,8 @@ async def _note(visit: Visit, tenant: str, action: str, target: str, **detail: o
 
 
 async def _keys(visit: Visit, tenant: str, made: str = "") -> Response:
+    if tenant != visit.caller.tenant:
+        await visit.engine.tenants.get(tenant)
     keys, after = visit.engine.keys, visit.query.get("after", "")
     found = await keys.list(tenant, after=after, limit=_LISTED + 1)
     tenants = await visit.engine.tenants.list(limit=_LISTED + 1) if _is_operator(visit) else ()

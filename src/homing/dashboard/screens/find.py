@@ -177,7 +177,9 @@ async def _notification_part(visit: Visit, id: str) -> str:
     return visit.html(
         "notification_part.html",
         n=n,
-        actions={action: _COMMAND_LINES[action].format(id=n.id) for action in _actions(n)},
+        actions={
+            action: _on_command_line(visit, _COMMAND_LINES[action].format(id=n.id)) for action in _actions(n)
+        },
         providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         verdict=found.verdict,
         next_step=found.next_step,
@@ -363,8 +365,14 @@ def _redacted(value: Any, name: str = "") -> Any:
 
 def _commands(n: Notification, visit: Visit) -> dict[str, str]:
     """Returns the same view as a curl command and as a command of the command line."""
-    url = str(visit.request.url).partition("/ui/")[0]
+    url = visit.tools.public_url.rstrip("/") or str(visit.request.url).partition("/ui/")[0]
     return {
         "curl": f'curl -H "Authorization: Bearer $KEY" {shlex.quote(f"{url}/api/v1/notifications/{n.id}")}',
-        "homing": f"homing explain {n.id}",
+        "homing": _on_command_line(visit, f"homing explain {n.id}"),
     }
+
+
+def _on_command_line(visit: Visit, command: str) -> str:
+    """Returns the command, with the tenant unless it is that of the settings, which the commands use."""
+    tenant = visit.caller.tenant
+    return command if tenant == visit.engine.tenant else f"{command} --tenant {shlex.quote(tenant)}"
