@@ -210,6 +210,7 @@ def test_a_breaker_is_forced_open_and_released(site: DashboardSite, page: Page) 
     expect(row).to_contain_text("maintenance")
     page.get_by_text("pigeon…").click()
     page.locator("details[open]").get_by_label("Breaker").select_option("auto")
+    page.locator("details[open]").get_by_label("Reason").fill("it works again")
     page.locator("details[open]").get_by_role("button", name="Set the breaker").click()
     expect(page.locator("tr#pigeon")).not_to_contain_text("forced")
 

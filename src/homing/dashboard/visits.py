@@ -56,7 +56,11 @@ NOTICES = {
     "enabled": "Enabled.",
     "restored": "Restored as the newest version.",
     "released-events": "The parked events wait to be published again.",
-    "demo": "Started, or already going on. Watch the figures below.",
+    "start-an-outage": "pigeon fails for 45 seconds. Watch its breaker open, and hawk take over.",
+    "send-a-flood": "400 messages at once. Watch how many wait, and how soon they are sent.",
+    "kill-a-worker": "Another worker takes messages and is killed. When its leases end, they are sent.",
+    "make-dead-letters": "25 messages go to mailboxes that do not exist. Find them under Dead letters.",
+    "repair-the-mailboxes": "All mailboxes exist now. Open Dead letters, and resend them.",
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
 

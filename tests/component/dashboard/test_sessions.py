@@ -21,12 +21,17 @@ import pytest
 import homing as homing_package
 from homing import Homing
 from homing.api.access.authentication import Issuer, TokenVerifier
+from homing.cli.demo.fake_providers import DemoProvider
+from homing.cli.demo.live_story import LiveStory
 from homing.compose import service
 from homing.core.access.scopes import Caller, Scope
 from homing.core.content.templates import Template, TemplateParts
-from homing.core.notifications import Channel
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.jobs import Job, JobStatus
+from homing.core.notifications import Channel, Filter
 from homing.core.request_decoding import read_request
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
+from homing.core.times import moment
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import Pages
 from homing.dashboard.screens import dead_letters, find
@@ -34,7 +39,7 @@ from homing.dashboard.screens.all_screens import all_screens
 from homing.dashboard.settings import DashboardSettings
 from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, static_file
-from homing.dashboard.visits import DashboardTools
+from homing.dashboard.visits import NOTICES, DashboardTools
 from homing.engine.access.web_sessions import LINK_MS
 from homing.rehearsal.rehearse import rehearse_in_subprocess
 from homing.settings import Settings
@@ -680,6 +685,58 @@ async def test_commands_to_copy_work_where_they_are_pasted(public_url: str, addr
             assert f"{address}/api/v1/notifications/{id}</pre>" in shown
             assert f"homing explain {id}{option}</pre>" in shown
             assert f"homing cancel {id} --why 'REASON'{option}</code>" in shown
+
+
+async def test_actions_say_what_they_do(site: Site) -> None:
+    person = await site.signed_in()
+    sent = await site.homing.send("ada@example.org", channel="email", body="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "Makes it due now, ahead of its delay." in shown
+    await site.homing.move_to_dead_letter(sent.id, who="test", why="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "One more attempt, at once. If it fails, it is a dead letter again." in shown
+    assert "A new notification with the same message and all its attempts." in shown
+
+
+async def test_every_event_of_the_demo_says_what_to_watch(site: Site, tmp_path: Path) -> None:
+    story = LiveStory(site.homing, tmp_path, DemoProvider("pigeon"), DemoProvider("hawk"))
+    assert set(story.events) <= set(NOTICES)
+
+
+async def test_a_job_that_runs_is_named_however_many_were_started_after_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(id: str, status: JobStatus) -> Job:
+        at = moment(site.clock.now_ms())
+        return Job(
+            id=id,
+            command=CommandName.RESEND,
+            filter=Filter(),
+            who="ada",
+            status=status,
+            created_at=at,
+            updated_at=at,
+            worker="w",
+        )
+
+    jobs = [job(f"done-{number}", JobStatus.DONE) for number in range(6)]
+    jobs += [job("slow", JobStatus.RUNNING), job("old", JobStatus.STOPPED)]
+
+    async def list_jobs(tenant: str, *, limit: int = 100) -> tuple[Job, ...]:
+        return tuple(jobs[:limit])
+
+    monkeypatch.setattr(site.homing.jobs, "list", list_jobs)
+    person = await site.signed_in()
+    for path in ("/ui/now", "/ui/dead-letters"):
+        shown = (await person.get(path)).text
+        assert ("jobs/slow" in shown, "jobs/old" in shown) == (True, False), path
+
+
+async def test_a_rule_that_does_not_exist_is_not_recorded_as_removed(site: Site) -> None:
+    person = await site.signed_in()
+    form = {"form_token": await person.form_token(), "why": "x"}
+    assert (await person.post("/ui/policies/rules/nope/remove", form)).status == 404
+    assert (await site.homing.audit.list("default", limit=1)).items[0].action == "session.start"
 
 
 async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:

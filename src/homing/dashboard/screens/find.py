@@ -180,6 +180,7 @@ async def _notification_part(visit: Visit, id: str) -> str:
         actions={
             action: _on_command_line(visit, _COMMAND_LINES[action].format(id=n.id)) for action in _actions(n)
         },
+        meanings=_ENDED_MEANINGS if n.status is Status.FAILED else _MEANINGS,
         providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         verdict=found.verdict,
         next_step=found.next_step,
@@ -308,6 +309,23 @@ _COMMAND_LINES = {
     "move-to-dead-letter": "homing dead move {id} --why 'REASON'",
 }
 """Action → the command that does the same on the command line."""
+
+
+_MEANINGS = {
+    "retry": "Makes it due now, ahead of its delay. Its further attempts follow as planned.",
+    "reschedule": "Changes when it is due. The number of its attempts stays the same.",
+    "cancel": "It is not sent, unless an attempt is in flight.",
+    "resolve": "Records what happened, for example according to the provider's own log. Nothing is sent.",
+    "move-to-dead-letter": "Ends its attempts. It can be resent like every dead letter.",
+}
+"""Action → what it does, for people."""
+
+_ENDED_MEANINGS = {
+    "retry": "One more attempt, at once. If it fails, it is a dead letter again.",
+    "resend": "A new notification with the same message and all its attempts. This one is acknowledged.",
+    "acknowledge": "Marks it as seen. It is not sent again, and needs no attention any more.",
+}
+"""Action on a dead letter → what it does, for people."""
 
 
 def _actions(n: Notification) -> tuple[str, ...]:

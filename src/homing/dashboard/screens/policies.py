@@ -15,7 +15,7 @@ from starlette.responses import Response
 from homing.charts.small import draw_sparkline, draw_steps
 from homing.core.access.scopes import Scope
 from homing.core.durations import format_duration, parse_duration
-from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
+from homing.core.errors import CommandRefused, ConfigError, InvalidRequest, NotFound
 from homing.core.notifications import Channel, Mode, Priority
 from homing.core.plain_values import enum_member
 from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
@@ -141,8 +141,12 @@ async def set_rule(visit: Visit, form: dict[str, str]) -> Response:
 @screens.post("policies/rules/{name}/remove", Scope.ADMIN)
 async def remove_rule(visit: Visit, name: str, form: dict[str, str]) -> Response:
     """Removes a rule."""
+    policies = visit.api.policies
+    await policies.refresh()
+    if name not in {rule.name for rule in policies.book.rules}:
+        raise NotFound(f"there is no rule {name!r}")
     await visit.note("policy.unset", name, why=form.get("why", ""))
-    await visit.api.policies.remove(name, who=visit.caller.who, why=form.get("why", ""))
+    await policies.remove(name, who=visit.caller.who, why=form.get("why", ""))
     return visit.go("policies", done="removed")
 
 
