@@ -696,6 +696,7 @@ async def test_actions_say_what_they_do(site: Site) -> None:
     shown = (await person.get(f"/ui/notifications/{sent.id}")).text
     assert "One more attempt, at once. If it fails, it is a dead letter again." in shown
     assert "A new notification with the same message and all its attempts." in shown
+    assert "<strong>moved to the dead letters by test</strong>" in shown
 
 
 async def test_every_event_of_the_demo_says_what_to_watch(site: Site, tmp_path: Path) -> None:

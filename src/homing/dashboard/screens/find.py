@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, WAITING
-from homing.core.notifications import Channel, Filter, History, Notification, Status
+from homing.core.notifications import Cause, Channel, Filter, History, Notification, Status
 from homing.core.redaction import HIDDEN, redact
 from homing.core.request_decoding import read_filter
 from homing.core.search import SearchKind
@@ -231,7 +231,7 @@ def build_steps(history: History) -> list[Step]:
             at=cause.at,
             after_ms=after(cause.at),
             kind="warn" if cause.status_after is Status.FAILED else "",
-            title=f"{cause.kind} {cause.name} by {cause.who}",
+            title=_title(cause),
             detail=f"{cause.status_before.value} → {cause.status_after.value}"
             + (f": {redact(cause.why)}" if cause.why else ""),
         )
@@ -240,6 +240,26 @@ def build_steps(history: History) -> list[Step]:
     if n.delivered_at and not any(cause.status_after is Status.DELIVERED for cause in history.causes):
         steps.append(Step(at=n.delivered_at, after_ms=after(n.delivered_at), kind="good", title="delivered"))
     return sorted(steps, key=lambda step: step.at)
+
+
+_COMMANDED = {
+    "cancel": "cancelled",
+    "retry": "made due at once",
+    "resend": "resent",
+    "acknowledge": "acknowledged",
+    "reschedule": "rescheduled",
+    "resolve": "resolved",
+    "fail": "moved to the dead letters",
+}
+"""Name of a command → what it did, in the timeline."""
+
+
+def _title(cause: Cause) -> str:
+    """Returns what happened, and who caused it."""
+    name = cause.name.replace("_", " ")
+    if cause.kind == "command":
+        return f"{_COMMANDED.get(cause.name, name)} by {cause.who}"
+    return f"receipt of {cause.who}: {name}" if cause.kind == "receipt" else f"{name} before an attempt"
 
 
 @screens.get("notifications/{id}/message")
