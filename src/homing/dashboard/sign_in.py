@@ -154,7 +154,9 @@ class SignIn:
 
     def is_open_to(self, request: Request) -> bool:
         """Returns True in the demo, for a browser on this machine that uses an address of this machine."""
-        return self._tools.demo is not None and request.url.hostname in ("127.0.0.1", "localhost", "::1")
+        here = ("127.0.0.1", "localhost", "::1")
+        client = request.client.host if request.client else ""
+        return self._tools.demo is not None and request.url.hostname in here and client in here
 
     async def _begin(self, request: Request, caller: Caller, lasts_ms: int, then: str) -> Response:
         """Starts a session and shows a page that leads on.

@@ -67,9 +67,10 @@ class Answer:
 class Person:
     """A browser with a cookie."""
 
-    def __init__(self, pages: Pages, address: str = "10.0.0.1") -> None:
+    def __init__(self, pages: Pages, address: str = "10.0.0.1", host: str = "127.0.0.1:8080") -> None:
         self.pages = pages
         self.address = address
+        self.host = host
         self.cookie = ""
 
     async def get(self, path: str, **headers: str) -> Answer:
@@ -103,7 +104,7 @@ class Person:
                 return given.pop()
             return await asyncio.Event().wait()  # the client stays
 
-        raw = [(b"host", b"127.0.0.1:8080"), (b"accept", b"text/html")]
+        raw = [(b"host", self.host.encode()), (b"accept", b"text/html")]
         raw += [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items() if text]
         if self.cookie:
             raw.append((b"cookie", f"{COOKIE}={self.cookie}".encode()))
@@ -702,6 +703,25 @@ async def test_actions_say_what_they_do(site: Site) -> None:
 async def test_every_event_of_the_demo_says_what_to_watch(site: Site, tmp_path: Path) -> None:
     story = LiveStory(site.homing, tmp_path, DemoProvider("pigeon"), DemoProvider("hawk"))
     assert set(story.events) <= set(NOTICES)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "opens"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080", True),
+        ("::1", "localhost:8080", True),
+        ("10.0.0.1", "localhost:8080", False),
+        ("127.0.0.1", "example.org", False),
+    ],
+)
+async def test_the_demo_needs_no_account_on_its_own_machine_only(
+    address: str, host: str, opens: bool
+) -> None:
+    async with Homing("memory:") as homing:
+        pages = service.build_pages(Settings(), service.build_service(Settings(), homing), demo={})
+        person = Person(pages, address, host)
+        assert ("link=" in (await person.get("/ui/now")).headers["location"]) == opens
+        assert (await person.get("/")).status == (303 if opens else 200)
 
 
 async def test_a_job_that_runs_is_named_however_many_were_started_after_it(
