@@ -97,10 +97,11 @@ _LABELS: dict[str, str] = {
 
 
 def explain_problem(error: HomingError) -> str:
-    """Returns the message of an error. A field is named as the form names it."""
+    """Returns the message of an error as a sentence. A field is named as the form names it."""
     text, field = str(error), getattr(error, "field", "")
     label = _LABELS.get(field.rpartition(".")[2], "")
-    return f"{label} {text.removeprefix(f'{field}: ')}" if label else text
+    shown = f"{label} {text.removeprefix(f'{field}: ')}" if label else text[:1].upper() + text[1:]
+    return shown if shown.endswith((".", "!", "?")) else f"{shown}."
 
 
 TenantLimit = Callable[[str], AbstractContextManager[Any]]

@@ -552,7 +552,7 @@ async def test_unknown_things_are_pages_too(site: Site) -> None:
     person = await site.signed_in()
     answer = await person.get("/ui/notifications/018d0c7e-5a00-7000-8000-000000000001")
     assert answer.status == 404
-    assert "there is no notification" in answer.text
+    assert "There is no notification" in answer.text
     assert 'href="../pages.css' in answer.text
     assert (await person.get("/ui/find?status=nonsense")).status == 422
     assert (await person.get("/ui/")).headers["location"] == "now"
@@ -724,6 +724,22 @@ async def test_the_demo_needs_no_account_on_its_own_machine_only(
         assert (await person.get("/")).status == (303 if opens else 200)
 
 
+async def test_the_audit_trail_names_the_keys(site: Site) -> None:
+    key = await site.homing.keys.create("default", "Ada <on call>", ["admin"], who="test")
+    person = site.person()
+    await person.sign_in(key.text)
+    shown = (await person.get("/ui/audit")).text
+    assert f"key:{key.key.id}<br><small>Ada &lt;on call&gt;</small>" in shown
+
+
+async def test_errors_are_sentences(site: Site) -> None:
+    person = await site.signed_in()
+    assert (
+        ">There is no job nope for tenant &#39;default&#39;.</p>" in (await person.get("/ui/jobs/nope")).text
+    )
+    assert ">There is no recipient &#39;nope&#39;" in (await person.get("/ui/recipients?id=nope")).text
+
+
 async def test_a_job_that_runs_is_named_however_many_were_started_after_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -811,11 +827,11 @@ async def test_pages_and_api_share_the_limits_of_previews_and_simulations() -> N
         form = {"form_token": await person.form_token()}
         with served.rendering("default"), served.rendering("default"), served.simulating("default"):
             page = await person.get("/ui/templates/shipped")
-            assert (page.status, "too many renderings are running" in page.text) == (200, True)
+            assert (page.status, "Too many renderings are running" in page.text) == (200, True)
             assert (await person.get("/ui/templates/shipped/message")).status == 409
             assert (await person.get("/ui/templates?check=1")).status == 409
             refused = await person.post("/ui/policies/rehearse", form)
-            assert (refused.status, "too many simulations" in refused.text) == (409, True)
+            assert (refused.status, "Too many simulations" in refused.text) == (409, True)
         assert "Order 1" in (await person.get("/ui/templates/shipped")).text
 
 

@@ -10,7 +10,7 @@ from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.notifications import Channel
 from homing.core.recipients.profiles import Preference, Suppression
-from homing.dashboard.visits import Screens, Visit
+from homing.dashboard.visits import Screens, Visit, explain_problem
 
 screens = Screens()
 
@@ -29,7 +29,7 @@ async def show_recipients(visit: Visit) -> Response:
             chosen = await visit.api.recipients.get(id)
             preferences = await visit.api.recipients.preferences(id)
         except (NotFound, InvalidRequest) as error:
-            problem = str(error)
+            problem = explain_problem(error)
     found = await visit.api.recipients.list(after=after, limit=50)
     channel, address = visit.query.get("channel", ""), visit.query.get("address", "").strip()
     if address and not channel:
