@@ -535,7 +535,7 @@ def test_the_actions_follow_the_status_and_keep_what_is_being_typed(site: Dashbo
     reason.fill("the customer has left")
     hour = timedelta(hours=1)
     site.on_loop(lambda homing: homing.reschedule(id, hour, who="grace", why="later"))
-    expect(page.locator(".timeline")).to_contain_text("reschedule by grace")
+    expect(page.locator(".timeline")).to_contain_text("rescheduled by grace")
     expect(reason).to_have_value("the customer has left")
     page.locator("details[open]").get_by_role("button", name="Move to dead letter").click()
     expect(page.locator(".notice")).to_have_text("Moved to the dead letters.")

@@ -232,8 +232,7 @@ def build_steps(history: History) -> list[Step]:
             after_ms=after(cause.at),
             kind="warn" if cause.status_after is Status.FAILED else "",
             title=_title(cause),
-            detail=f"{cause.status_before.value} → {cause.status_after.value}"
-            + (f": {redact(cause.why)}" if cause.why else ""),
+            detail=_detail(cause),
         )
         for cause in history.causes
     ]
@@ -260,6 +259,13 @@ def _title(cause: Cause) -> str:
     if cause.kind == "command":
         return f"{_COMMANDED.get(cause.name, name)} by {cause.who}"
     return f"receipt of {cause.who}: {name}" if cause.kind == "receipt" else f"{name} before an attempt"
+
+
+def _detail(cause: Cause) -> str:
+    """Returns how the status changed, if it did, and the reason."""
+    before, after = cause.status_before, cause.status_after
+    change = "" if before is after else f"{before.value.replace('_', ' ')} → {after.value.replace('_', ' ')}"
+    return ": ".join(filter(None, (change, redact(cause.why))))
 
 
 @screens.get("notifications/{id}/message")
