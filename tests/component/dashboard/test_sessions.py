@@ -700,6 +700,15 @@ async def test_actions_say_what_they_do(site: Site) -> None:
     assert "<strong>moved to the dead letters by test</strong>" in shown
 
 
+async def test_a_time_of_another_day_has_its_date(site: Site) -> None:
+    sent = await site.homing.send("ada@example.org", channel="email", body="x")
+    at = f"{moment(site.clock.now_ms()):%Y-%m-%d %H:%M:%S}"
+    for days, shown in ((0, at[11:]), (2, at)):
+        site.clock.advance(days * 24 * HOUR_MS)
+        page = (await (await site.signed_in()).get(f"/ui/notifications/{sent.id}")).text
+        assert f"{shown}</time><br>" in page.partition('class="timeline"')[2], days
+
+
 async def test_every_event_of_the_demo_says_what_to_watch(site: Site, tmp_path: Path) -> None:
     story = LiveStory(site.homing, tmp_path, DemoProvider("pigeon"), DemoProvider("hawk"))
     assert set(story.events) <= set(NOTICES)
