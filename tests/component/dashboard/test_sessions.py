@@ -700,6 +700,17 @@ async def test_actions_say_what_they_do(site: Site) -> None:
     assert "<strong>moved to the dead letters by test</strong>" in shown
 
 
+async def test_who_cannot_see_all_alerts_is_told_so(site: Site) -> None:
+    for scopes, tenant, all_seen in (
+        (("admin",), "default", True),
+        (("read",), "default", False),
+        ((), "acme", False),
+    ):
+        shown = (await (await site.signed_in(*scopes, tenant=tenant)).get("/ui/now")).text
+        assert ("No alert is open." in shown) == all_seen
+        assert ("are shown to administrators of the tenant default" in shown) != all_seen
+
+
 async def test_a_time_of_another_day_has_its_date(site: Site) -> None:
     sent = await site.homing.send("ada@example.org", channel="email", body="x")
     at = f"{moment(site.clock.now_ms()):%Y-%m-%d %H:%M:%S}"

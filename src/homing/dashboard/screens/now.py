@@ -67,6 +67,7 @@ async def read_now(visit: Visit) -> str:
         late_ms={one.channel: _oldest_ms(one, overview.now) for one in overview.channels},
         links=_LINKS,
         alerts=alerts,
+        operator=operator,
         since={one.name: one.since for one in raised},
         raised=[
             one
