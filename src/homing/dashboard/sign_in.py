@@ -156,7 +156,11 @@ class SignIn:
         """Returns True in the demo, for a browser on this machine that uses an address of this machine."""
         here = ("127.0.0.1", "localhost", "::1")
         client = request.client.host if request.client else ""
-        return self._tools.demo is not None and request.url.hostname in here and client in here
+        return (
+            self._tools.demo is not None
+            and request.url.hostname in here
+            and client in (*here, "::ffff:127.0.0.1")
+        )
 
     async def _begin(self, request: Request, caller: Caller, lasts_ms: int, then: str) -> Response:
         """Starts a session and shows a page that leads on.
