@@ -41,6 +41,7 @@ from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, static_file
 from homing.dashboard.visits import NOTICES, DashboardTools
 from homing.engine.access.web_sessions import LINK_MS
+from homing.engine.operations import searches
 from homing.rehearsal.rehearse import rehearse_in_subprocess
 from homing.settings import Settings
 from homing.testing.manual_clock import ManualClock
@@ -794,6 +795,27 @@ async def test_a_rule_that_does_not_exist_is_not_recorded_as_removed(site: Site)
     form = {"form_token": await person.form_token(), "why": "x"}
     assert (await person.post("/ui/policies/rules/nope/remove", form)).status == 404
     assert (await site.homing.audit.list("default", limit=1)).items[0].action == "session.start"
+
+
+async def test_a_search_with_few_matches_does_not_read_everything_by_itself(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        order = "A-1" if number in (1, 30, 59) else "B"
+        await site.homing.send(f"a{number}@example.org", channel="email", body="x", metadata={"order": order})
+    person = await site.signed_in("read")
+    complete = (await person.get("/ui/find")).text
+    assert ('hx-trigger="revealed"' in complete, "Not complete" in complete) == (True, False)
+    monkeypatch.setattr(searches, "_SCANNED", 20)
+    shown = (await person.get("/ui/find?q=order%3DA-1")).text
+    found = []
+    for _ in range(2):
+        found += re.findall(r"a\d+@example.org", shown)
+        assert ('hx-trigger="revealed"' in shown, "Not complete" in shown) == (False, True)
+        onward = re.findall(r'<a href="(find\?[^"]*)">(?:Go on|More)</a>', shown)[-1]
+        shown = (await person.get(f"/ui/{unescape(onward)}", hx_request="true")).text
+    found += re.findall(r"a\d+@example.org", shown)
+    assert sorted(set(found)) == ["a1@example.org", "a30@example.org", "a59@example.org"]
 
 
 async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:
