@@ -699,6 +699,10 @@ async def test_actions_say_what_they_do(site: Site) -> None:
     assert "One more attempt, at once. If it fails, it is a dead letter again." in shown
     assert "A new notification with the same message and all its attempts." in shown
     assert "<strong>moved to the dead letters by test</strong>" in shown
+    assert "may deliver it twice" not in shown
+    await site.homing.resend(sent.id, who="test", why="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "It was resent already, so a retry may deliver it twice." in shown
 
 
 async def test_who_cannot_see_all_alerts_is_told_so(site: Site) -> None:
