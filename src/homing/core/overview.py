@@ -61,6 +61,9 @@ class OverviewPoint(Struct, frozen=True, kw_only=True, rename="camel"):
     retried: int = 0
     p99_late_ms: int | None = None
     """How late 99 % of what was sent was at most, in milliseconds. None if nothing was sent."""
+    oldest_ms: int | None = None
+    """For how long the oldest notification that was late in this step had been due at most, in milliseconds.
+    Estimated from what is late now and from how late notifications were sent since. None for providers."""
 
 
 class TroubledProvider(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -244,14 +247,19 @@ class Overview(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def build_points(
-    sums: Iterable[MinuteRollUp], *, now: datetime, step: timedelta, number: int
+    sums: Iterable[MinuteRollUp], *, now: datetime, step: timedelta, number: int, waits_ms: int | None = None
 ) -> tuple[OverviewPoint, ...]:
-    """Returns the last `number` points of one channel. A step in which nothing happened has zeros."""
+    """Returns the last `number` points of one channel. A step in which nothing happened has zeros.
+
+    `waits_ms` tells for how long the oldest late notification has been due. With it, the points have the ages
+    of the oldest ones.
+    """
     last = datetime.fromtimestamp(now.timestamp() // step.total_seconds() * step.total_seconds(), UTC)
     steps: dict[datetime, list[MinuteRollUp]] = {last - step * back: [] for back in reversed(range(number))}
     for one in sums:
         if one.minute_at in steps:
             steps[one.minute_at].append(one)
+    ages = {} if waits_ms is None else _oldest_ms(steps, now, step, waits_ms)
     return tuple(
         OverviewPoint(
             at=at,
@@ -261,9 +269,27 @@ def build_points(
             failed=sum(one.failed for one in found),
             retried=sum(one.retried for one in found),
             p99_late_ms=lateness_ms(found),
+            oldest_ms=ages.get(at),
         )
         for at, found in steps.items()
     )
+
+
+def _oldest_ms(
+    steps: Mapping[datetime, Sequence[MinuteRollUp]], now: datetime, step: timedelta, waits_ms: int
+) -> dict[datetime, int]:
+    """Returns the age of the oldest late notification in each step, from the newest step to the oldest.
+
+    What was sent late in a step, or is late now, was also late in the steps before, and younger by a step.
+    """
+    ages: dict[datetime, int] = {}
+    until, age_ms = now, waits_ms
+    for at, found in reversed([*steps.items()]):
+        age_ms = max(age_ms, lateness_ms(found, 1.0) or 0)
+        ages[at] = age_ms
+        age_ms = max(0, age_ms - (until - at) // timedelta(milliseconds=1))
+        until = at
+    return ages
 
 
 def lateness_ms(sums: Sequence[MinuteRollUp], share: float = 0.99) -> int | None:
@@ -296,6 +322,7 @@ def build_channel(
     since = [one.oldest_at for one in late if one.oldest_at is not None and one.oldest_at <= now]
     per_minute = round(sum(one.sent for one in recent) / (RECENT / MINUTE), 1)
     due = sum(one.count for one in waiting if one.due_from is None and one.reason not in _ON_PURPOSE)
+    waits_ms = (now - min(since, default=now)) // timedelta(milliseconds=1)
     return ChannelNow(
         channel=channel,
         per_minute=per_minute,
@@ -310,8 +337,8 @@ def build_channel(
         and _mostly_succeeds(recent if any(one.attempts for one in recent) else minutes),
         troubles=tuple(troubles),
         split=split,
-        last_hour=build_points(minutes, now=now, step=MINUTE, number=60),
-        last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96),
+        last_hour=build_points(minutes, now=now, step=MINUTE, number=60, waits_ms=waits_ms),
+        last_day=build_points(quarters, now=now, step=15 * MINUTE, number=96, waits_ms=waits_ms),
     )
 
 

@@ -208,6 +208,19 @@ def test_dead_letters_alone_are_a_warning_and_nothing_wrong_is_ok() -> None:
     )
 
 
+def test_the_age_of_the_oldest_is_known_for_the_past_from_what_was_sent_since_and_what_waits_now() -> None:
+    def ages(*minutes: MinuteRollUp, waits_ms: int | None) -> list[int | None]:
+        points = build_points(minutes, now=NOW, step=timedelta(minutes=1), number=8, waits_ms=waits_ms)
+        return [point.oldest_ms for point in points]
+
+    # Half a minute of the newest step is over.
+    assert ages(waits_ms=150_000) == [0, 0, 0, 0, 0, 60_000, 120_000, 150_000]
+    sent_late = a_minute(2, sent=3, late_ms=290_000)  # counted up to 300 s
+    assert ages(sent_late, waits_ms=0) == [0, 60_000, 120_000, 180_000, 240_000, 300_000, 0, 0]
+    assert ages(sent_late, waits_ms=150_000)[-3:] == [300_000, 120_000, 150_000]
+    assert ages(sent_late, waits_ms=None) == [None] * 8, "points of providers"
+
+
 def test_dead_letters_that_are_all_acknowledged_need_no_attention() -> None:
     def verdict(*channels: ChannelNow, unacknowledged: int) -> tuple[VerdictLevel, str]:
         return give_verdict(NOW, channels, live_workers=1, failed_last_hour=25, unacknowledged=unacknowledged)

@@ -129,7 +129,7 @@ def _oldest_ms(one: ChannelNow, now: datetime) -> float | None:
 
 
 def _draw(one: ChannelNow) -> dict[str, Markup]:
-    """Returns the lines of the last hour and day: what was sent, its success, and how late it was."""
+    """Returns the lines of the last hour and day: what was sent, its success and lateness, and the oldest."""
     found = {}
     for span, points in (("hour", one.last_hour), ("day", one.last_day)):
         sent, failed = sum(point.sent for point in points), sum(point.failed for point in points)
@@ -149,6 +149,11 @@ def _draw(one: ChannelNow) -> dict[str, Markup]:
         found[f"late_{span}"] = _line(
             [point.p99_late_ms or 0 for point in points],
             f"p99 of the lateness in the last {span}: {show_duration(late)} at most",
+        )
+        ages = [point.oldest_ms or 0 for point in points]
+        found[f"oldest_{span}"] = _line(
+            ages,
+            f"age of the oldest late one in the last {span}: {show_duration(max(ages, default=0))} at most",
         )
     return found
 
