@@ -96,7 +96,7 @@ from homing.engine.settings import (
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
-from homing.engine.upkeep.alerts import Alerts, list_open_alerts
+from homing.engine.upkeep.alerts import NO_PROVIDER_LEFT, Alerts, list_open_alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.metadata_indexes import index_declared_metadata
@@ -651,7 +651,15 @@ class Engine(TenantApi):
 
     async def open_alerts(self) -> tuple[OpenAlert, ...]:
         """Returns the alerts whose cause still exists, the newest first. They are about all tenants."""
-        return await list_open_alerts(self._backend)
+        found = await list_open_alerts(self._backend)
+        if any(one.name == NO_PROVIDER_LEFT for one in found):
+            await self._breakers.try_refresh()
+            found = tuple(
+                one
+                for one in found
+                if one.name != NO_PROVIDER_LEFT or not self._breakers.any_closed(one.details["channel"])
+            )
+        return found
 
     async def suspected_clock_step(self) -> ClockStep | None:
         """Returns the step of the store's clock that processes do not believe yet, or None."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
-from homing.core.notifications import Mode, OutcomeKind
+from homing.core.notifications import Channel, Mode, OutcomeKind
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -35,7 +35,7 @@ from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bu
 from homing.engine.health_checks import find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
-from homing.engine.upkeep.alerts import Alerts
+from homing.engine.upkeep.alerts import NO_PROVIDER_LEFT, Alerts
 
 log = logging.getLogger("homing.breakers")
 
@@ -201,6 +201,11 @@ class Breakers:
     def may_take_new(self, provider: str) -> bool:
         """Returns True unless the last known state of the breaker blocks all attempts."""
         return self.gate(provider) is not BreakerGate.STOP
+
+    def any_closed(self, channel: str) -> bool:
+        """Returns True if the last known state of a breaker on the channel's route is closed."""
+        states = (self.state(step.provider) for step in self._roster.route(Channel(channel)))
+        return any(phase_now(state, self.now()) is Phase.CLOSED for state in states)
 
     def wait_ms(self, provider: str) -> int:
         """Returns for how long to postpone a notification whose provider is paused.
@@ -450,7 +455,7 @@ class Breakers:
             names = [step.provider for step in self._roster.route(channel)]
             if provider in names and not any(self.usable(name) for name in names):
                 self._alerts.add(
-                    "NoProviderLeft",
+                    NO_PROVIDER_LEFT,
                     f"no provider of {channel} is available; its notifications wait",
                     channel=channel.value,
                 )
