@@ -110,6 +110,7 @@ async def list_(
             )
             for n in page.items
         ],
+        first_line=3,
     )
     show_cursor(options, page.cursor)
     return ExitCode.OK
@@ -152,6 +153,7 @@ async def groups(
             )
             for g in found
         ],
+        first_line=5 if dead_only else 3,
     )
     return ExitCode.OK
 
