@@ -96,7 +96,7 @@ from homing.engine.settings import (
 from homing.engine.store_clock import StoreClock
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi, delegate
-from homing.engine.upkeep.alerts import NO_PROVIDER_LEFT, Alerts, list_open_alerts
+from homing.engine.upkeep.alerts import Alerts, list_open_alerts
 from homing.engine.upkeep.heartbeats import Heartbeats
 from homing.engine.upkeep.lost_commits import LostCommits
 from homing.engine.upkeep.metadata_indexes import index_declared_metadata
@@ -560,7 +560,11 @@ class Engine(TenantApi):
             batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
             self._store_clock.sync(batch.now, asked_ms)
             worker.settle_reclaimed(batch.claims)
-        result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        self._breakers.claims_once = not self._running
+        try:
+            result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        finally:
+            self._breakers.claims_once = False
         result.processed += refused
         result.failed += refused
         result.left_out, result.held = left_out, await self._find_holds(limit, tenant, ids)
@@ -652,12 +656,12 @@ class Engine(TenantApi):
     async def open_alerts(self) -> tuple[OpenAlert, ...]:
         """Returns the alerts whose cause still exists, the newest first. They are about all tenants."""
         found = await list_open_alerts(self._backend)
-        if any(one.name == NO_PROVIDER_LEFT for one in found):
+        if any(one.name == "NoProviderLeft" for one in found):  # it ends as soon as a provider works again
             await self._breakers.try_refresh()
             found = tuple(
                 one
                 for one in found
-                if one.name != NO_PROVIDER_LEFT or not self._breakers.any_closed(one.details["channel"])
+                if one.name != "NoProviderLeft" or not self._breakers.any_closed(one.details["channel"])
             )
         return found
 

@@ -31,11 +31,11 @@ from homing.core.routing.breaker import (
     reopens_at,
 )
 from homing.core.routing.fair_share import reserve_of
-from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
+from homing.core.routing.rate_limits import RateLimit, TokenBucket, full_bucket, take_from_bucket
 from homing.engine.health_checks import find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
-from homing.engine.upkeep.alerts import NO_PROVIDER_LEFT, Alerts
+from homing.engine.upkeep.alerts import Alerts
 
 log = logging.getLogger("homing.breakers")
 
@@ -103,6 +103,9 @@ class Breakers:
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, TokenBucket] = {}
+        self.claims_once = False
+        """True in a run that claims only once. It may start a full burst at a recovering provider: a worker's
+        first start there is reserved for priority, and the others come while it runs."""
         self._unshared: set[str] = set()
         self._checked_ms: dict[str, int] = {}
         """Provider → monotonic time of its last health check, or of the round in which none was needed."""
@@ -246,7 +249,9 @@ class Breakers:
         if limit is None:
             self._ramps.pop(provider, None)
             return _NO_LIMIT
-        held = self._ramps.get(provider) or TokenBucket(1.0, now)
+        held = self._ramps.get(provider)
+        if held is None:
+            held = full_bucket(limit, now) if self.claims_once else TokenBucket(1.0, now)
         bucket, _, _ = take_from_bucket(held, limit, now, spend)
         self._ramps[provider] = bucket
         return int(bucket.tokens)
@@ -455,7 +460,7 @@ class Breakers:
             names = [step.provider for step in self._roster.route(channel)]
             if provider in names and not any(self.usable(name) for name in names):
                 self._alerts.add(
-                    NO_PROVIDER_LEFT,
+                    "NoProviderLeft",
                     f"no provider of {channel} is available; its notifications wait",
                     channel=channel.value,
                 )

@@ -22,9 +22,6 @@ _MAX_QUEUED = 1_000
 ALERT_MEMORY = "alert_memory"
 """Registry kind: what must be remembered about alerts when the process ends that raised them."""
 
-NO_PROVIDER_LEFT = "NoProviderLeft"
-"""Name of the alert that no provider of a channel is available. It ends as soon as one works again."""
-
 _REPEATS = "repeats"
 
 OPEN_ALERT = "open_alert"
