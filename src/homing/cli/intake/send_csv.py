@@ -55,6 +55,9 @@ _ALIASES = {"to": "recipient", "channels": "channel"}
 
 _FREE_COLUMN = re.compile(r"(data|metadata)\.\w[\w\-]*")
 
+_SIMILAR = 0.75
+"""How similar a column's name must be to be suggested: `subjct` is a typo, `order` probably data."""
+
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """Finds a byte that is not UTF-8, as it is decoded."""
 
@@ -260,7 +263,7 @@ def _header(reader: Iterator[list[str]], source: str, key_column: str | None) ->
     names = [_name(cell) for cell in raw]
     for name, cell in zip(names, raw, strict=True):
         if name not in COLUMNS and not _FREE_COLUMN.fullmatch(name) and name != key_column:
-            close = difflib.get_close_matches(name, COLUMNS, n=1)
+            close = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=_SIMILAR)
             allowed = f"use {', '.join(COLUMNS)}, data.*, metadata.*"
             hint = f"did you mean {close[0]}?" if close else allowed
             if len(raw) == 1 and (between := re.search(r"[;\t|]", cell)):
