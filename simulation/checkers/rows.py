@@ -465,10 +465,12 @@ class RowChecker:
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: FindRow) -> None:
         """Checks the result of `extend`, and records a change of provider.
 
-        A process that was suspended may extend two leases of one notification, the old and the newest.
+        A process may extend two leases of one notification, the old and the newest: after it was suspended, or
+        after the store has lost the claim of the old one. `held` does not tell which of them was extended.
         """
         state = self._state
         fitting: set[str] = set()
+        own = {lease.id for lease in leases if self._is_holder(lease)}
         for lease in leases:
             shadow, row = state.shadows.get(lease.id), row_of(lease.id)
             if shadow is None or row is None:
@@ -476,7 +478,7 @@ class RowChecker:
             if shadow.status is S.SENDING and shadow.token == lease.token:
                 fitting.add(lease.id)
                 if shadow.rolled_back and shadow.worker != lease.worker:
-                    if lease.id in held:
+                    if lease.id in held and lease.id not in own:
                         text = f"{caller} extended the lease of {shadow.worker}, which has the same token"
                         state.violate("26", text, lease.id)
                     continue
@@ -495,6 +497,13 @@ class RowChecker:
                 f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
             )
             state.violate("4", text, id)
+
+    def _is_holder(self, lease: Lease) -> bool:
+        """Returns True if this is the newest lease of its notification."""
+        shadow = self._state.shadows.get(lease.id)
+        if shadow is None or shadow.status is not S.SENDING:
+            return False
+        return shadow.token == lease.token and shadow.worker == lease.worker
 
     def purged(self, row: Row) -> None:
         retention, state = self._state.plan.retention, self._state

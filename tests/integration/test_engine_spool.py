@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -455,6 +456,40 @@ async def test_requests_spooled_during_the_hand_over_stay_for_the_next(
     assert await store.get("default", late.notifications[0].id) is not None
 
 
+async def test_a_hand_over_that_is_cancelled_while_it_empties_the_file_loses_nothing_that_is_added_later(
+    store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that empties the file goes on, while another process hands over the same requests again."""
+    first, second, ends = Spool(file), Spool(file), threading.Event()
+    remove = first._end_move
+    await first.write(a_submission(key="k-1"))
+    began = asyncio.Event()
+
+    def remove_late(*arguments: Any) -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert ends.wait(60)
+        remove(*arguments)
+        loop.call_soon_threadsafe(removed.set)
+
+    async def add_another() -> None:
+        store.before = None
+        ends.set()
+        await removed.wait()
+        await second.write(a_submission(key="k-2"))
+
+    loop, removed = asyncio.get_running_loop(), asyncio.Event()
+    monkeypatch.setattr(first, "_end_move", remove_late)
+    moving = asyncio.create_task(first.drain(store))
+    await began.wait()
+    moving.cancel()
+    await asyncio.wait({moving})
+    store.before = add_another
+    assert await second.drain(store) == 1
+    assert second.waiting() == 1
+    assert await second.drain(store) == 1
+    assert await store.count() == 2
+
+
 async def test_a_key_used_with_another_body_meanwhile_is_set_aside(
     store: UnreliableStore, file: Path
 ) -> None:
@@ -560,6 +595,30 @@ async def test_a_process_notices_that_another_one_has_emptied_and_refilled_the_f
     await here.write(a_submission())
     assert await there.drain(store) == 4
     assert await store.count() == 5
+    await store.close()
+
+
+async def test_a_process_notices_that_the_file_was_replaced_by_one_with_the_same_number(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a removed file is soon given to another one, as on ext4."""
+    stat, fstat = Path.stat, os.fstat
+
+    def same_number(found: os.stat_result) -> os.stat_result:
+        return os.stat_result((found[0], 7, *found[2:10]))
+
+    monkeypatch.setattr(Path, "stat", lambda path, **named: same_number(stat(path, **named)))
+    monkeypatch.setattr(os, "fstat", lambda number: same_number(fstat(number)))
+    here, there, store = Spool(file), Spool(file), UnreliableStore()
+    await store.open()
+    await store.migrate()
+    await here.write(a_submission())
+    assert await there.drain(store) == 1
+    first = await there.write(a_submission(key="k"))
+    for _ in range(3):
+        await there.write(a_submission())
+    assert await here.write(a_submission(key="k")) == first
+    assert await there.drain(store) == 4
     await store.close()
 
 

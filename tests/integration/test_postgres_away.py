@@ -86,7 +86,7 @@ _AWAY = {
     "too many connections": (
         "ALTER ROLE app CONNECTION LIMIT 0",
         "ALTER ROLE app CONNECTION LIMIT -1",
-        "TooManyConnectionsError",
+        "too many connections for role",
     ),
 }
 """How a server turns a client away: what causes it, what ends it, and what the error says."""

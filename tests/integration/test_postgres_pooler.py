@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from asyncpg import connect_utils
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreError, StoreUnavailable
 from homing.stores.common.migrations import Migration
 from homing.stores.postgres import PostgresStore, connection, listen_notify, migrations
 from homing.stores.postgres.address import parse_database_url
@@ -29,7 +29,13 @@ _CONCURRENT = 8
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(url)
-    await store.open()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await store.open()
+                break
+            except StoreUnavailable:  # PgBouncer can hand out a server session that has just been ended
+                await asyncio.sleep(0.1)
     try:
         yield store
     finally:

@@ -132,7 +132,7 @@ async def test_a_message_becomes_a_task_with_its_own_count_maximum_and_payload(
         await eventually(lambda: _acknowledged(homing, 2))
         assert (task.status, task.attempt_count, task.max_attempts) == ("retrying", 3, 6)
         assert task.channel == "queue"
-        assert task.last_error == "timeout\nafter 30 s"
+        assert task.last_error == "timeout after 30 s"
         assert task.metadata == {
             "message_id": "order 17/ä",
             "retry_count": 2,

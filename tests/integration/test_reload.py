@@ -107,7 +107,11 @@ async def test_one_wrong_setting_changes_nothing_and_is_named(
     for text, field in (
         (good.replace("bulk = 64", "bulk = 0"), "slots.bulk"),
         (good.replace("from_email =", "from_mail ="), "providers.sendgrid.from_mail"),
-        (good + '[providers.smtp]\nhost = "mail.example.org"\nport = "x"\n', "providers.smtp.port"),
+        (good + '[providers.smtp]\nhost = "mail.example.org"\n', "providers.smtp.from_email"),
+        (
+            good + '[providers.smtp]\nhost = "mail.example.org"\nfrom_email = "a@example.org"\nport = "x"\n',
+            "providers.smtp.port",
+        ),
         (good + "store = 5\n", "slots.store"),
         (f'default_channel = "pigeon"\n{good}', "default_channel"),
         (good + '[sinks.audit]\nkind = "pigeon"\n', "sinks.audit.kind"),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+AT_ONCE = 16
+"""Maximum number of calls of a plug-in that are made at the same time, while some of them take long."""
+
 _T = TypeVar("_T")
+
+_R = TypeVar("_R")
 
 _left_behind: set[asyncio.Task[Any]] = set()
 """Calls that did not return in time. The event loop itself keeps only weak references to tasks."""
@@ -68,6 +73,28 @@ async def contain(call: Callable[[], Awaitable[_T]]) -> _T:
         raise
     except BaseException as error:  # in a task, it would end the event loop
         raise PlugInExit(type(error).__name__) from error
+
+
+async def map_at_once(
+    work: Callable[[_T], Awaitable[_R]], items: Sequence[_T], at_once: int = AT_ONCE
+) -> list[_R]:
+    """Works on all items, on up to `at_once` at a time, and returns the results in order.
+
+    If one raises an exception, the others are cancelled.
+    """
+    free = asyncio.Semaphore(at_once)
+
+    async def run(item: _T) -> _R:
+        async with free:
+            return await work(item)
+
+    tasks = [asyncio.create_task(run(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # no effect on a task that has ended
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -307,6 +307,44 @@ async def test_many_such_messages_in_front_hold_up_no_others(harness: EngineHarn
     assert set(bridge.broker.quarantined) == {f"m{number}" for number in range(80)}
 
 
+class HangingFor(FailingFor):
+    """A user's directory that never returns for some ids, nor for any other while `hangs` is set."""
+
+    hangs = False
+
+    async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
+        if self.hangs or self.failing & set(ids):
+            await asyncio.Event().wait()
+        return {}
+
+
+@pytest.mark.parametrize("hanging", [range(5), range(3, 60), range(0, 100, 4), [99]], ids=str)
+async def test_messages_for_which_the_directory_hangs_are_rejected_and_hold_up_no_others(
+    harness: EngineHarness, hanging: Sequence[int]
+) -> None:
+    bridge, directory = LocalBridge(), HangingFor(*(f"u{number}" for number in hanging))
+    for number in range(100):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    await asyncio.sleep(180)
+    why = "the recipient directory failed (TimeoutError) for this message"
+    assert bridge.broker.quarantined == {f"m{number}": why for number in hanging}
+    assert await count(engine) == 100 - len(hanging)
+
+
+async def test_while_the_directory_hangs_for_everybody_nothing_is_rejected(harness: EngineHarness) -> None:
+    bridge, directory = LocalBridge(), HangingFor()
+    directory.hangs = True
+    for number in range(100):
+        bridge.broker.publish(f"m{number}", to(f"u{number}"))
+    engine = await bridged(harness, bridge, directory=directory)
+    await asyncio.sleep(180)
+    assert (await count(engine), bridge.broker.quarantined) == (0, {})
+    directory.hangs = False
+    await asyncio.sleep(60)
+    assert (await count(engine), bridge.broker.quarantined) == (100, {})
+
+
 async def test_a_directory_that_fails_for_everybody_is_asked_a_bounded_number_of_times(
     harness: EngineHarness,
 ) -> None:

@@ -424,6 +424,46 @@ async def test_a_hook_that_hangs_for_one_recipient_delays_others_for_a_while_onl
     assert (counts["pending"], counts["sent"]) == (1, 59)
 
 
+@pytest.mark.parametrize(("every", "fails"), [(40, False), (10, False), (4, False), (40, True)])
+async def test_a_hook_that_hangs_for_several_recipients_does_not_stop_the_others(
+    harness: EngineHarness, every: int, fails: bool
+) -> None:
+    """A claim takes 91 of them, so some of those for which it hangs are in every claim."""
+
+    async def facts(claims: Sequence[Claim]) -> Any:
+        if fails and any(claim.address.startswith("odd") for claim in claims):
+            raise ValueError
+        if any(claim.address.startswith("bad") for claim in claims):
+            await asyncio.sleep(HOUR)
+        return {}
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts), working=False)
+    names = ["bad" if n % every == 0 else "odd" if fails and n % 20 == 3 else "good" for n in range(200)]
+    for n, name in enumerate(names):
+        await mail(engine, to=f"{name}{n}@example.org")
+    engine.start_worker()
+    await seconds(180)
+    assert (await engine.queue_counts())["sent"] == names.count("good")
+    late = await mail(engine, to="good@example.org")
+    await seconds(30)
+    assert await status(engine, late) is Status.SENT
+
+
+async def test_a_hook_that_hangs_for_everybody_is_asked_a_bounded_number_of_times(
+    harness: EngineHarness,
+) -> None:
+    async def hanging(claims: Sequence[Claim]) -> Any:
+        await asyncio.sleep(HOUR)
+
+    hook = RecipientHook(hanging)
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    ids = [await mail(engine, to=f"p{n}@example.org") for n in range(50)]
+    engine.start_worker()
+    await seconds(13)
+    assert hook.asked <= 1 + 16
+    assert {await status(engine, id) for id in ids} == {Status.PENDING}
+
+
 async def test_a_hook_that_fails_slowly_delays_a_batch_by_ten_seconds_at_most(harness: EngineHarness) -> None:
     async def slowly(claims: Sequence[Claim]) -> Any:
         await asyncio.sleep(3)

@@ -325,6 +325,28 @@ async def test_a_request_for_which_the_directory_fails_is_one_rejection(
     assert await stored(harness) == 249
 
 
+@pytest.mark.parametrize("place", [0, 30, 59])
+async def test_a_request_for_which_the_directory_hangs_is_one_rejection(
+    harness: EngineHarness, place: int
+) -> None:
+    class HangingDirectory(FailingDirectory):
+        async def resolve(self, tenant: str, ids: Collection[str]) -> dict[str, Recipient]:
+            if f"r{place}" in ids:
+                await asyncio.sleep(3_600)
+            return await super().resolve(tenant, ids)
+
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False, directory=HangingDirectory())
+    asked = [letter(n, recipient={"id": f"r{n}"}) for n in range(60)]
+    answers = [answer async for answer in engine.send_many(asked)]
+    (refused,) = [answer for answer in answers if isinstance(answer, Rejection)]
+    assert (refused.index, refused.message) == (
+        place,
+        "the recipient directory failed (TimeoutError); try again",
+    )
+    assert len(answers) == 60
+    assert await stored(harness) == 59
+
+
 async def test_a_directory_that_fails_for_everybody_ends_the_stream(harness: EngineHarness) -> None:
     directory = FailingDirectory(calls=120)
     engine = await harness.open({"mail": ScriptedProvider()}, working=False, directory=directory)

@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("a time that is no time", {"send_at": "tomorrow"}, "sendAt", ""),
     ("a duration beyond all time", {"send_at": timedelta(days=10**8)}, "sendAt", ""),
     ("a misspelt field", {"priorty": "high"}, "priorty", "priority"),
-    ("a flag that is no flag", {"bulk": "yes"}, "bulk", "bool"),
+    ("a flag that is no flag", {"bulk": "yes"}, "bulk", "true or false"),
     ("a synchronous one for later", {"synchronous": True, "send_at": timedelta(1)}, "sendAt", "synchronous"),
     (
         "a synchronous one for two",

@@ -226,6 +226,31 @@ async def test_one_tenant_s_flood_leaves_rate_limit_tokens_for_the_others(harnes
         await flood.stop()
 
 
+async def test_single_sends_of_other_tenants_wait_for_no_send_that_has_to_leave_the_reserve(
+    harness: EngineHarness,
+) -> None:
+    """One token a second comes, two are the reserve, and all sends of the other tenants need fewer."""
+    provider = TenantProvider("flooding", 10)
+    listed = serving("sms", provider, "sms", rate=RateLimit(per_second=1, burst=16))
+    engine = await harness.open({"sms": listed})
+
+    async def send(number: int, after_s: float = 0) -> str:
+        await asyncio.sleep(after_s)
+        request = {**CODE, "recipient": f"+155502{number:02}"}
+        return (await engine.of(f"other{number}").submit(read_request(request))).status
+
+    flood = Flood(engine, 50)
+    try:
+        await seconds(30.3)
+        before = len(provider.sent)
+        assert list(await asyncio.gather(send(0), send(1))) == ["sent"] * 2
+        assert sorted(one.tenant for one in provider.sent[before:]) == ["other0", "other1"]
+        later = [send(number, 1.1 * number) for number in range(12)]
+        assert await asyncio.gather(*later) == ["sent"] * 12
+    finally:
+        await flood.stop()
+
+
 class TenantProvider(ScriptedProvider):
     """Answers one tenant after `latency_ms`, and all others at once."""
 

@@ -92,6 +92,23 @@ async def test_a_tenant_waits_for_its_share_while_another_one_takes_the_free_slo
     assert [limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
+async def test_two_waits_for_a_share_end_if_one_released_slot_permits_both() -> None:
+    limit, got = ConcurrencyLimit(16), list[str]()
+    assert [limit.try_acquire_share(tenant) for tenant in "aaaaaaabbbbbbb"] == [True] * 14
+
+    async def wait(tenant: str) -> None:
+        await limit.acquire(tenant, share=True)
+        got.append(tenant)
+
+    tasks = [asyncio.create_task(wait(tenant)) for tenant in "ba"]
+    await run_ready_tasks()
+    assert (got, limit.has_free_slot) == ([], True)
+    limit.release_share("a")  # b takes it, and a then holds little enough for one of the two free ones
+    await run_ready_tasks()
+    assert got == ["b", "a"]
+    await asyncio.gather(*tasks)
+
+
 async def test_a_wait_for_a_share_keeps_no_free_slot_from_other_work_of_its_tenant() -> None:
     limit = ConcurrencyLimit(2)
     assert limit.try_acquire_share("a")

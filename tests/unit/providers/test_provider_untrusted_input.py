@@ -22,6 +22,7 @@ from homing.net.http_messages import HttpRequest, HttpResponse
 from homing.net.secrets import Secret
 from homing.net.standard_webhooks import SigningKey, build_signature_header
 from homing.providers.common.http_provider import CheckFailed
+from homing.providers.sendgrid.provider import SendGridProvider
 from homing.providers.slack.provider import SlackProvider
 from homing.providers.sns.callbacks import read_events
 from homing.providers.twilio.callbacks import compute_signature
@@ -295,6 +296,26 @@ async def test_a_provider_with_a_check_of_its_own_is_diagnosed_by_it(up: bool) -
     else:
         with pytest.raises(CheckFailed, match=r"^the health check failed$"):
             await Own(FakeServer()).diagnose()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (500, False)])
+async def test_a_check_of_its_own_may_include_that_of_its_base_class(
+    ready: bool, status: int, answers: bool
+) -> None:
+    class Own(SendGridProvider):
+        async def check(self) -> bool:
+            return await super().check() and ready
+
+    wire = FakeServer()
+    wire.answer = HttpResponse(status=status, headers={}, body=b"{}")
+    own = Own(wire, api_key="SG.key", from_email="noreply@example.com")
+    assert await own.check() is (ready and answers)
+    if ready and answers:
+        assert await own.diagnose() == ""
+    else:
+        with pytest.raises(CheckFailed, match=r"^the health check failed$"):
+            await own.diagnose()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from homing.core.routing.rate_limits import (
     tenant_bucket,
 )
 from homing.engine.isolation import may_concern_item
-from homing.engine.plug_in_calls import call_within
+from homing.engine.plug_in_calls import AT_ONCE, call_within, map_at_once
 from homing.engine.rate_tokens import RateTokens
 from homing.engine.store_clock import STORE_PAUSE_MS
 from homing.engine.system_runtime import find_zone
@@ -47,10 +47,22 @@ _TIMEOUT_MS = 10_000
 _MAX_CALLS = 32
 """Maximum number of calls of the directory for the claims of a batch, unless one of them succeeds."""
 
+_PART_TIMEOUT_MS = 2_000
+"""Time that the directory has for each part of a batch for which it hangs."""
+
+_SEARCH_MS = 10_000
+"""Time in which parts of a batch are tried, after the directory has hung for the whole batch."""
+
+_PART = 8
+"""Number of claims in such a part."""
+
 _RETRY_TIMEOUT_MS = 2_000
 """Time that the directory has to answer after failed attempts. Their settlements wait meanwhile."""
 
 _POSTPONE_MS = 5_000
+
+_POSTPONE_HANGING_MS = 60_000
+"""Shortest wait of a notification for which alone the directory hangs. Each try holds up its batch."""
 
 _MAX_POSTPONE_MS = 366 * 86_400_000
 
@@ -59,14 +71,16 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
     """Returns the directory's facts about the recipients of claims, by notification id.
 
     If the directory fails, hangs or returns invalid facts, the facts postpone the notifications. It may fail
-    because of single recipients, so it is then asked again about each half of the claims, and so on. If its
-    store is unavailable, it is not asked again.
+    because of single recipients, so it is then asked again about each half of the claims, and so on. If it
+    hangs, it is asked about small parts at the same time. If its store is unavailable, it is not asked again.
     """
     loop = asyncio.get_running_loop()
     until, calls, works = loop.time() + _TIMEOUT_MS / 1000, 0, False
     facts: dict[str, RecipientFacts] = {}
     failed: list[Claim] = []
+    hanging: Sequence[Claim] = ()
     error: Exception | None = None
+    hangs = False
     parts = deque([claims])
     while parts:
         # Large and small parts in turns: the recipients at fault may be next to each other or far apart.
@@ -75,27 +89,76 @@ async def fetch_facts(directory: Directory, claims: Sequence[Claim]) -> Mapping[
         if is_over or (error is not None and not may_concern_item(error)):
             failed += part
             continue
-        calls += 1
+        calls, began = calls + 1, loop.time()
         try:
             facts.update(await _ask_directory(directory, part, round((until - loop.time()) * 1000)))
             works = True
         except Exception as raised:  # user code may raise anything
             error, middle = raised, len(part) // 2
+            hangs = hangs or loop.time() - began >= _TIMEOUT_MS / 2000
             if middle:
                 parts += (part[:middle], part[middle:])
             else:
                 failed += part
-    if failed:
+    if hangs and len(claims) > 1:
+        found, failed, hanging = await _ask_in_parts(directory, failed, works=works)
+        facts.update(found)
+    if failed or hanging:
         log.warning(
             "the recipient directory failed, %d notifications are postponed: %s",
-            len(failed),
+            len(failed) + len(hanging),
             redact(text_of(error) or type(error).__name__),
         )
-        # Until different times: one for which the directory hangs would be claimed with all others again.
-        for index, one in enumerate(failed):
-            spread_ms = _POSTPONE_MS * index // len(failed)
-            facts[one.id] = RecipientFacts(postpone_ms=_POSTPONE_MS + spread_ms)
+    facts.update(_postponed(failed, _POSTPONE_MS))
+    facts.update(_postponed(hanging, _POSTPONE_HANGING_MS))
     return facts
+
+
+def _postponed(claims: Sequence[Claim], shortest_ms: int) -> dict[str, RecipientFacts]:
+    """Returns facts that postpone these claims until different times, after up to twice this wait.
+
+    One for which the directory hangs would otherwise be claimed with all others again.
+    """
+    return {
+        one.id: RecipientFacts(postpone_ms=shortest_ms + shortest_ms * index // len(claims))
+        for index, one in enumerate(claims)
+    }
+
+
+async def _ask_in_parts(
+    directory: Directory, claims: Sequence[Claim], *, works: bool
+) -> tuple[dict[str, RecipientFacts], list[Claim], list[Claim]]:
+    """Asks the directory about parts of these claims, for which together it hangs.
+
+    Returns the facts, the claims that were not tried alone, and those for which alone the directory fails.
+    Some claims are tried alone first. If it fails for each of them, and does not work for other claims, it is
+    not asked about the rest.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SEARCH_MS / 1000
+    facts: dict[str, RecipientFacts] = {}
+    left: list[Claim] = []
+    alone: list[Claim] = []
+
+    async def ask(part: Sequence[Claim]) -> None:
+        if loop.time() >= until:
+            left.extend(part)
+            return
+        try:
+            facts.update(await _ask_directory(directory, part, _PART_TIMEOUT_MS))
+        except Exception:  # user code may raise anything
+            (left if len(part) > 1 else alone).extend(part)
+
+    step = len(claims) // AT_ONCE + 1
+    first, rest = claims[::step], [one for index, one in enumerate(claims) if index % step]
+    await map_at_once(ask, [[one] for one in first])
+    if len(alone) == len(first) and not works:
+        return {}, list(claims), []
+    await map_at_once(ask, [rest[start : start + _PART] for start in range(0, len(rest), _PART)])
+    again = [*left]
+    left.clear()
+    await map_at_once(ask, [[one] for one in again])
+    return facts, left, alone
 
 
 async def _ask_directory(

@@ -370,7 +370,7 @@ class SendOperations:
                 return await self._intake.prepare_many(self.tenant, asked, connection=connection)
         except Exception as error:
             if isinstance(error, DirectoryFailed) and len(asked) > 1:
-                return await self._prepare_each(asked, connection, limit)
+                return await self._prepare_each(asked, connection)
             if isinstance(error, StoreError) and not isinstance(error, StoreRejected):
                 raise
             if len(asked) == 1 and isinstance(error, StoreRejected):
@@ -380,17 +380,22 @@ class SendOperations:
         return [one for each in asked for one in await self._prepare_isolated([each], connection, limit)]
 
     async def _prepare_each(
-        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any, limit: StoreWait
+        self, asked: Sequence[SendRequest | InvalidRequest], connection: Any
     ) -> Sequence[_PreparedItem]:
-        """Prepares requests one by one. Raises `DirectoryFailed` if the directory works for none of them."""
+        """Prepares requests one by one. Raises `DirectoryFailed` if the directory works for none of them.
+
+        Each has a limit of its own, because the directory may hang for one of them.
+        """
 
         async def prepare(one: SendRequest | InvalidRequest) -> _PreparedItem:
-            (prepared,) = await self._prepare_isolated([one], connection, limit)
+            (prepared,) = await self._prepare_isolated([one], connection, self._limit(connection))
             return prepared
 
         def was_directory_asked(one: SendRequest | InvalidRequest, prepared: _PreparedItem) -> bool:
             return isinstance(prepared, Submission) and isinstance(one, SendRequest) and names_recipient(one)
 
+        if connection is not None:  # it can be used by one task at a time
+            return await prepare_each(asked, prepare, was_directory_asked, at_once=1)
         return await prepare_each(asked, prepare, was_directory_asked)
 
     async def _accept_chunk(

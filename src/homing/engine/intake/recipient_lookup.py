@@ -14,7 +14,7 @@ from homing.core.ports.plug_ins import Directory
 from homing.core.recipients.profiles import KnownRecipient
 from homing.core.retry.policy import MODE_DEFAULTS
 from homing.core.send_request import SendRequest
-from homing.engine.plug_in_calls import call_within
+from homing.engine.plug_in_calls import AT_ONCE, call_within, map_at_once
 
 SYNCHRONOUS_TIMEOUT_MS = MODE_DEFAULTS[Mode.SYNCHRONOUS]["timeout_ms"]
 """Timeout of a whole synchronous send, in milliseconds. Retry rules do not change it."""
@@ -29,14 +29,14 @@ _MAX_FAILURES = 3
 """After this many failures without a success, `prepare_each` tries some of the later items."""
 
 _MAX_PROBES = 16
-"""Maximum number of later items that are tried."""
+"""Maximum number of later items that are tried, all at the same time."""
 
 _MAX_REPEATS = 3
 """How often an item is prepared again, with a success for another one after each failure, before it is
 rejected. A directory may fail now and then. There are fewer repeats if they take more than ten seconds."""
 
-_SEARCH_MS = 3 * _DIRECTORY_TIMEOUT_MS
-"""Time after which `prepare_each` gives up if there was no success yet, such as while the directory hangs."""
+_SLOW_MS = 1_000
+"""A failure that takes this long is a slow one. The other items are then prepared at the same time."""
 
 _T = TypeVar("_T")
 
@@ -121,31 +121,38 @@ async def prepare_each(
     items: Sequence[_T],
     prepare: Callable[[_T], Awaitable[_R]],
     was_asked: Callable[[_T, _R], bool],
+    *,
+    at_once: int = AT_ONCE,
 ) -> list[_R | DirectoryFailed]:
-    """Prepares items one by one, and returns one result per item, in the same order.
+    """Prepares items, and returns one result per item, in the same order.
 
     If the directory fails for an item but works for another one, the error is the item's result. Raises
     `DirectoryFailed` if no other item shows that the directory works. `was_asked` returns True if the
     directory was asked about an item with this result.
+
+    The items are prepared one by one, or up to `at_once` at a time while the directory hangs for some.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + _SEARCH_MS / 1000
     found: list[_R | DirectoryFailed] = []
     unexplained: dict[int, DirectoryFailed] = {}
     works = False
     for index, item in enumerate(items):
         one: _R | DirectoryFailed
+        began = loop.time()
         try:
             one = await prepare(item)
         except DirectoryFailed as error:
             control = _find_control(items, found, was_asked)
+            is_slow = loop.time() - began >= _SLOW_MS / 1000
             if control is None:
                 unexplained[index] = one = error
-                if len(unexplained) >= _MAX_FAILURES:
-                    works = works or await _works_for_any(items[index + 1 :], until, prepare, was_asked)
-                    if not works or loop.time() >= until:
+                if is_slow or len(unexplained) >= _MAX_FAILURES:
+                    works = works or await _works_for_any(items[index + 1 :], prepare, was_asked, at_once)
+                    if not works:
                         raise
-            else:
+            if is_slow:
+                return await _prepare_rest(items, [*found, error], prepare, was_asked, at_once)
+            if control is not None:
                 one = await _prepare_again(item, control, error, prepare)
         found.append(one)
     for index, failure in unexplained.items():
@@ -158,21 +165,49 @@ async def prepare_each(
 
 async def _works_for_any(
     items: Sequence[_T],
-    until: float,
     prepare: Callable[[_T], Awaitable[_R]],
     was_asked: Callable[[_T, _R], bool],
+    at_once: int,
 ) -> bool:
     """Returns True if the directory works for one of these items. Tries some that are spread over all."""
-    loop = asyncio.get_running_loop()
-    for item in items[:: len(items) // _MAX_PROBES + 1]:
-        if loop.time() >= until:
-            return False
+
+    async def works_for(item: _T) -> bool:
         try:
-            if was_asked(item, await prepare(item)):
-                return True
+            return was_asked(item, await prepare(item))
         except DirectoryFailed:
-            continue
-    return False
+            return False
+
+    return any(await map_at_once(works_for, items[:: len(items) // _MAX_PROBES + 1], at_once))
+
+
+async def _prepare_rest(
+    items: Sequence[_T],
+    found: list[_R | DirectoryFailed],
+    prepare: Callable[[_T], Awaitable[_R]],
+    was_asked: Callable[[_T, _R], bool],
+    at_once: int,
+) -> list[_R | DirectoryFailed]:
+    """Prepares the items without a result in `found`, and then again those for which the directory failed."""
+
+    async def try_once(item: _T) -> _R | DirectoryFailed:
+        try:
+            return await prepare(item)
+        except DirectoryFailed as error:
+            return error
+
+    found = [*found, *await map_at_once(try_once, items[len(found) :], at_once)]
+    failures = [(index, one) for index, one in enumerate(found) if isinstance(one, DirectoryFailed)]
+    control = _find_control(items, found, was_asked)
+    if control is None:
+        raise failures[0][1]
+
+    async def try_again(failed: tuple[int, DirectoryFailed]) -> _R | DirectoryFailed:
+        return await _prepare_again(items[failed[0]], control, failed[1], prepare)
+
+    again = await map_at_once(try_again, failures, at_once)
+    for (index, _), one in zip(failures, again, strict=True):
+        found[index] = one
+    return found
 
 
 def _find_control(

@@ -57,6 +57,8 @@ class Spool:
         self._read_bytes = 0
         """Total length in bytes of the complete lines that this process has read."""
         self._inode = 0
+        self._first_line = b""
+        """The first line that this process has read."""
         self._turn = asyncio.Lock()
         self._by_key: dict[RequestKey, StoredRequest] = {}
         self._set_aside: list[bytes] = []
@@ -127,17 +129,31 @@ class Spool:
                 await self._accept(store, chunk)
             taken += len(chunk)
         if lines:
-            await asyncio.to_thread(self._end_move, len(lines))
+            await asyncio.to_thread(self._end_move, lines, tuple(self._set_aside))
         return taken
 
-    def _end_move(self, count: int) -> None:
-        """Writes what was set aside to the `.refused` file, and removes the first `count` lines."""
-        if self._set_aside:
-            with _open_private(self._sibling("refused"), "ab") as file:
-                file.writelines(line + b"\n" for line in self._set_aside)
+    def _end_move(self, lines: list[bytes], set_aside: Sequence[bytes]) -> None:
+        """Writes what was set aside to the `.refused` file, and removes the lines, which are the first ones.
+
+        Lines added meanwhile stay. Does nothing if the lines are gone already: the thread of a move that was
+        cancelled goes on, and may end after that of the next move.
+        """
+        with self._locked():
+            found = self._path.read_bytes().split(b"\n")
+            if found[: len(lines)] != lines:
+                return
+            if set_aside:
+                with _open_private(self._sibling("refused"), "ab") as file:
+                    file.writelines(line + b"\n" for line in set_aside)
+                    file.flush()
+                    os.fsync(file.fileno())
+            fresh = self._sibling("new")
+            with _open_private(fresh, "wb") as file:
+                file.write(b"\n".join(found[len(lines) :]))
                 file.flush()
                 os.fsync(file.fileno())
-        self._remove_lines(count)
+            fresh.replace(self._path)
+            self._sync_folder()
 
     def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
         with self._locked():
@@ -204,17 +220,24 @@ class Spool:
     def _catch_up(self) -> None:
         """Reads lines that were added since the last call, or the whole file if it was replaced."""
         try:
-            found = self._path.stat()
+            file = self._path.open("rb")
         except FileNotFoundError:
-            self._read_bytes, self._inode = 0, 0
-            self._by_key.clear()
+            self._forget()
             return
-        if found.st_ino != self._inode or found.st_size < self._read_bytes:
-            self._read_bytes, self._inode = 0, found.st_ino
-            self._by_key.clear()
-        with self._path.open("rb") as file:
+        with file:
+            found = os.fstat(file.fileno())
+            # A file system gives the number of a removed file to a new one, so the first lines are compared.
+            if (
+                found.st_ino != self._inode
+                or found.st_size < self._read_bytes
+                or (self._read_bytes and file.readline() != self._first_line)
+            ):
+                self._forget()
+            self._inode = found.st_ino
             file.seek(self._read_bytes)
             *whole, _ = file.read().split(b"\n")
+        if whole and not self._read_bytes:
+            self._first_line = whole[0] + b"\n"
         for line in whole:
             self._read_bytes += len(line) + 1
             try:
@@ -224,6 +247,11 @@ class Spool:
             ids = tuple(new.id for new in submission.notifications)
             kept = StoredRequest(submission.fingerprint, submission.batch_id, ids)
             self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
+
+    def _forget(self) -> None:
+        """Forgets what was read of a file that is gone."""
+        self._read_bytes, self._inode = 0, 0
+        self._by_key.clear()
 
     def _lines(self) -> list[bytes]:
         with self._locked():
@@ -236,18 +264,6 @@ class Spool:
             log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
             self._set_aside.append(line)
             return None
-
-    def _remove_lines(self, count: int) -> None:
-        """Removes the first `count` lines. Lines added meanwhile stay."""
-        with self._locked():
-            rest = self._path.read_bytes().split(b"\n")[count:]
-            fresh = self._sibling("new")
-            with _open_private(fresh, "wb") as file:
-                file.write(b"\n".join(rest))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
-            self._sync_folder()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

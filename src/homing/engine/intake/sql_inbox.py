@@ -6,7 +6,6 @@ and a command is logged and removed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from homing.engine.intake.requests import Intake, PriorAttempts, RepeatedRequest
 from homing.engine.isolation import write_isolated
 from homing.engine.operations.policies import RULES_MAX_AGE_MS, Policies
 from homing.engine.operations.sql_schedule import SqlSchedule
+from homing.engine.plug_in_calls import map_at_once
 from homing.engine.system_runtime import LocalWaker
 
 log = logging.getLogger("homing.inbox")
@@ -37,9 +37,6 @@ log = logging.getLogger("homing.inbox")
 _BATCH_SIZE = 500
 
 _LEASE_MS = 30_000
-
-_MAX_LOOKUPS = 16
-"""Maximum number of requests that are prepared at the same time."""
 
 _COMMANDS = {
     InboxEntryKind.RETRY: CommandName.RETRY,
@@ -154,13 +151,7 @@ class InboxReader:
 
         Prepares several at a time, because the directory may take long for some recipients.
         """
-        free = asyncio.Semaphore(_MAX_LOOKUPS)
-
-        async def prepare(entry: InboxEntry) -> AcceptedEntry | None:
-            async with free:
-                return await self._accepted(entry)
-
-        found = await asyncio.gather(*map(prepare, entries))
+        found = await map_at_once(self._accepted, entries)
         return [one for one in found if one is not None]
 
     async def _bury(self, entry: InboxEntry, error: StoreRejected) -> InboxAcceptance:

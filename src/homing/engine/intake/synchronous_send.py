@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,7 +32,7 @@ from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
 from homing.core.routing.fair_share import reserve_of
-from homing.core.routing.rate_limits import provider_bucket
+from homing.core.routing.rate_limits import RateLimit, provider_bucket
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit, SlotWaits
 from homing.engine.delivery.deliverer import Deliverer, ReadyClaim
@@ -62,6 +63,18 @@ _BACKOFF_POLL_MS = 30_000
 the notification sooner."""
 
 
+class _TokenTurns:
+    """The turns in which the synchronous sends of one provider take its rate limit tokens."""
+
+    def __init__(self) -> None:
+        self.reserved = ConcurrencyLimit(1)
+        """The turn of sends that may take tokens of the reserve."""
+        self.shared = ConcurrencyLimit(1)
+        """The turn of all others."""
+        self.waiting: Counter[str] = Counter()
+        """Tenant → number of its sends that wait for a token."""
+
+
 class SynchronousSender:
     """Sends a notification within the caller's request.
 
@@ -89,7 +102,7 @@ class SynchronousSender:
         self._clock = clock
         self._observer = observer
         self._tokens = RateTokens(backend, clock)
-        self._token_turns = {listed.id: ConcurrencyLimit(1) for listed in roster if listed.rate is not None}
+        self._token_turns = {listed.id: _TokenTurns() for listed in roster if listed.rate is not None}
         """Provider with a rate limit → the turns in which sends take its tokens."""
         self._sends: set[asyncio.Task[SendResult]] = set()
         """Sends that are not recorded yet."""
@@ -259,18 +272,44 @@ class SynchronousSender:
     async def _take_token(self, claim: Claim) -> None:
         """Waits for a rate limit token of the provider. The caller's timeout limits the wait.
 
-        Tenants take turns. A tenant with further sends that wait leaves the reserve of priority there.
+        Tenants take turns. The only send of a tenant that waits may take a token of the reserve of priority,
+        and waits for no send that has to leave that reserve.
         """
         provider = claim.provider
         rate = self._roster[provider].rate
         if rate is None:
             return
         bucket, turns = provider_bucket(provider), self._token_turns[provider]
-        await turns.acquire(claim.tenant)
+        reserve = reserve_of(Mode.PRIORITY, rate.burst)
+        turns.waiting[claim.tenant] += 1
+        try:
+            if reserve and turns.waiting[claim.tenant] == 1:
+                await self._take_reserved(bucket, rate, turns.reserved, claim.tenant)
+            else:
+                await self._take_shared(bucket, rate, turns.shared, claim.tenant, reserve)
+        finally:
+            turns.waiting[claim.tenant] -= 1
+            if not turns.waiting[claim.tenant]:
+                del turns.waiting[claim.tenant]
+
+    async def _take_reserved(
+        self, bucket: str, rate: RateLimit, turns: ConcurrencyLimit, tenant: str
+    ) -> None:
+        await turns.acquire(tenant)
+        try:
+            while wait_ms := (await self._tokens.take_shared(bucket, rate))[1]:
+                await self._clock.sleep_ms(wait_ms)
+        finally:
+            turns.release()
+
+    async def _take_shared(
+        self, bucket: str, rate: RateLimit, turns: ConcurrencyLimit, tenant: str, reserve: int
+    ) -> None:
+        await turns.acquire(tenant)
         try:
             while True:
-                reserve = reserve_of(Mode.PRIORITY, rate.burst) if turns.is_waiting(claim.tenant) else 0
-                if not (wait_ms := await self._tokens.take(bucket, rate, 1, reserve)):
+                left = reserve if turns.is_waiting(tenant) else 0
+                if not (wait_ms := await self._tokens.take(bucket, rate, 1, left)):
                     return
                 await self._clock.sleep_ms(wait_ms)
         finally:

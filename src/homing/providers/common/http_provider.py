@@ -43,7 +43,7 @@ class Unsendable(Exception):
 
 
 class CheckFailed(Exception):
-    """Raised by `diagnose` if the provider is not usable. The text says why."""
+    """Raised by `examine` and `diagnose` if the provider is not usable. The text says why."""
 
     @classmethod
     def of(cls, outcome: Outcome, where: str) -> CheckFailed:
@@ -144,26 +144,30 @@ class HttpProvider(ABC):
         Without a request for this check, returns True.
         """
         try:
-            await self.diagnose()
+            await self.examine()
         except CheckFailed:
             return False
         return True
 
     async def diagnose(self) -> str:
         """Returns an empty text if `check` succeeds. Otherwise raises `CheckFailed`."""
-        if type(self).check is not HttpProvider.check:  # a provider of another package has its own
-            if await self.check():
-                return ""
+        if type(self).check is HttpProvider.check:
+            await self.examine()
+        elif not await self.check():  # a provider of another package has its own
             raise CheckFailed("the health check failed")
-        request = self.check_request()
-        if request is not None:
-            answer = await self._transport.send(request, timeout_ms=5_000)
-            if isinstance(answer, TransportFailure):
-                raise CheckFailed.of(transport_failure_outcome(answer), "no answer")
-            if not self.is_up(answer):
-                outcome = self.classify(answer, self._now_ms())
-                raise CheckFailed.of(outcome, f"answered with status {answer.status}")
         return ""
+
+    async def examine(self) -> None:
+        """Makes the health check, and raises `CheckFailed` if the provider is not usable."""
+        request = self.check_request()
+        if request is None:
+            return
+        answer = await self._transport.send(request, timeout_ms=5_000)
+        if isinstance(answer, TransportFailure):
+            raise CheckFailed.of(transport_failure_outcome(answer), "no answer")
+        if not self.is_up(answer):
+            outcome = self.classify(answer, self._now_ms())
+            raise CheckFailed.of(outcome, f"answered with status {answer.status}")
 
     async def close(self) -> None:  # noqa: B027
         """Does nothing: the transport is shared, and its creator closes it."""

@@ -125,12 +125,12 @@ class FcmProvider(HttpProvider):
             return transport_failure_outcome(answer)
         return self.classify(answer, self._now_ms())
 
-    async def diagnose(self) -> str:
-        """Returns an empty text if an access token is available and FCM answers."""
+    async def examine(self) -> None:
+        """Checks that an access token is available and that FCM answers."""
         token = await self._tokens.get(5_000)
         if isinstance(token, Outcome):
             raise CheckFailed.of(token, "access token")
-        return await super().diagnose()
+        await super().examine()
 
     def check_request(self) -> HttpRequest:
         return HttpRequest(url=self._check_url, method="GET")

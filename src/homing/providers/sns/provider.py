@@ -157,11 +157,11 @@ class SnsProvider(HttpProvider):
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         return answer if isinstance(answer, HttpResponse) and answer.status == 200 else None
 
-    async def diagnose(self) -> str:
-        """Returns an empty text if there are credentials and SNS accepts them."""
+    async def examine(self) -> None:
+        """Checks that there are credentials and that SNS accepts them."""
         if (missing := await self._keys.prepare(5_000)) is not None:
             raise CheckFailed.of(missing, "credentials")
-        return await super().diagnose()
+        await super().examine()
 
     async def close(self) -> None:
         await self._keys.close()
