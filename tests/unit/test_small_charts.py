@@ -31,6 +31,12 @@ def test_bars_are_stacked_and_fill_the_height() -> None:
     assert [group.findtext("title") for group in svg.findall("g")] == ["one", "two"]
 
 
+def test_the_scale_of_bars_has_whole_numbers() -> None:
+    for highest, scale in ((0, ["2", "1", "0"]), (1, ["2", "1", "0"]), (15, ["16", "8", "0"])):
+        svg = read(draw_bars([Bar("one", (highest,))], title="waiting"))
+        assert [text.text for text in svg.findall("text")][:3] == scale
+
+
 def test_each_attempt_has_a_row() -> None:
     svg = read(draw_steps([(0, 0), (60, 90)], ["0 s", "1 min"], title="attempts"))
     assert len(svg.findall("rect")) == 2

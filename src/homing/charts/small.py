@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -53,7 +54,8 @@ def draw_sparkline(
 def draw_bars(bars: Sequence[Bar], *, title: str, width: int = 900, height: int = 150) -> str:
     """Returns bars of stacked parts with a scale on the left."""
     left, bottom, top = 44, 18, 8
-    most = max((sum(bar.parts) for bar in bars), default=0.0) or 1.0
+    highest = max((sum(bar.parts) for bar in bars), default=0.0)
+    most = 2.0 * max(1, math.ceil(highest / 2))  # so that the line in the middle has a whole number
     room, step = height - bottom - top, (width - left) / max(1, len(bars))
     body = [
         f'<line class="grid" x1="{left}" x2="{width}" y1="{top + room * share:.1f}" '

@@ -123,6 +123,7 @@ def build_pages(
         clock=clock,
         settings=settings.dashboard,
         version=__version__,
+        public_url=public_url,
         simulate=served.simulate,
         draw_simulation=import_object("homing.rehearsal.chart:draw_svg") if served.simulate else None,
         simulating=_refusing(served.simulating),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
@@ -29,6 +30,9 @@ MAX_STREAMS = 200
 
 MAX_VIEWS = 50
 """Maximum number of different views per process."""
+
+_TENANT_SHARE = 0.75
+"""Share of the streams and views that one tenant may have, so that its tabs never stop those of others."""
 
 _CHECK_S = 15.0
 """Seconds between two checks that the session of a stream is still valid. A comment keeps the stream open."""
@@ -58,28 +62,39 @@ class LiveFeed:
         """Number of open streams."""
         self.rendered = 0
         """Number of times that a view was rendered."""
+        self._streams_of = Counter[str]()
+        """Tenant → number of its open streams."""
         self._views: dict[object, _View] = {}
         self._opened = asyncio.Event()
         """Set when a view is opened that was not rendered yet."""
         self._task: asyncio.Task[None] | None = None
 
-    def is_full(self, key: object) -> bool:
-        """Returns True if no further stream of this view can be opened."""
-        return self.streams >= MAX_STREAMS or (key not in self._views and len(self._views) >= MAX_VIEWS)
+    def is_full(self, key: object, tenant: str) -> bool:
+        """Returns True if the tenant cannot open a further stream of this view."""
+        if self.streams >= MAX_STREAMS or self._streams_of[tenant] >= _TENANT_SHARE * MAX_STREAMS:
+            return True
+        own = sum(view.tenant == tenant for view in self._views.values())
+        return key not in self._views and (len(self._views) >= MAX_VIEWS or own >= _TENANT_SHARE * MAX_VIEWS)
 
     async def watch(
-        self, key: object, render: RenderView, is_valid: Callable[[], Awaitable[bool]], form_token: str
+        self,
+        key: object,
+        tenant: str,
+        render: RenderView,
+        is_valid: Callable[[], Awaitable[bool]],
+        form_token: str,
     ) -> AsyncIterator[str]:
-        """Yields events for one tab until its session ends or the process stops.
+        """Yields events for one tab of a tenant until its session ends or the process stops.
 
         `key` identifies the view: tabs with the same key get the result of one call of `render`, in which
         `FORM_TOKEN_PLACE` stands for the form token of each tab's session.
         """
-        view = self._views.setdefault(key, _View(render))
+        view = self._views.setdefault(key, _View(render, tenant))
         if not view.tabs:
             self._opened.set()
         view.tabs += 1
         self.streams += 1
+        self._streams_of[tenant] += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._tick(), name="homing-dashboard-tick")
         seen, stale, loop = -1, False, asyncio.get_running_loop()
@@ -103,6 +118,7 @@ class LiveFeed:
         finally:
             view.tabs -= 1
             self.streams -= 1
+            self._streams_of[tenant] -= 1
             if not view.tabs:
                 self._views.pop(key, None)
 
@@ -147,8 +163,9 @@ def pause_s(took_s: float) -> float:
 class _View:
     """The HTML of one view, and the event that wakes its tabs."""
 
-    def __init__(self, render: RenderView) -> None:
+    def __init__(self, render: RenderView, tenant: str) -> None:
         self.render = render
+        self.tenant = tenant
         self.html = ""
         self.number = -1
         self.is_stale = False

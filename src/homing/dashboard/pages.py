@@ -168,7 +168,7 @@ class Pages:
         query = {name: value for name, value in request.query_params.items() if name != "done"}
         caller = session.caller
         key = (part.path, caller.tenant, caller.scopes, request.url.path, tuple(sorted(query.items())))
-        if self.feed.is_full(key):
+        if self.feed.is_full(key, caller.tenant):
             return PlainTextResponse("", 503, {"Retry-After": "10"})
         visit = _LiveVisit(self._tools, request, session)
 
@@ -176,7 +176,7 @@ class Pages:
             return await sign_in.find(request, used=False) is not None
 
         events: AsyncIterator[str] = self.feed.watch(
-            key, lambda: part.handler(visit), is_valid, session.form_token
+            key, caller.tenant, lambda: part.handler(visit), is_valid, session.form_token
         )
         return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

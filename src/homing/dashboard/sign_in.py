@@ -17,7 +17,7 @@ from homing.core.errors import InvalidRequest
 from homing.core.routing.rate_limits import RateLimit
 from homing.dashboard.rendering import render
 from homing.dashboard.settings import DashboardSettings
-from homing.dashboard.visits import DashboardTools, own_page, read_form
+from homing.dashboard.visits import READERS, DashboardTools, own_page, read_form
 from homing.engine.access.web_sessions import KEY_AUTHOR, WebSession
 from homing.engine.rate_tokens import RateTokens
 
@@ -34,8 +34,8 @@ _ATTEMPTS = RateLimit(0.5, 20)
 
 _ATTEMPTS_FROM_ALL = RateLimit(5.0, 100)
 
-_SIGNS_IN = frozenset({Scope.READ, Scope.OPERATE, Scope.MANAGE, Scope.ADMIN})
-"""Scopes of which one is needed. A key that can only send has nothing to see."""
+_SIGNS_IN = frozenset({*READERS, Scope.ADMIN})
+"""Scopes of which one is needed. A key that can only send or manage cannot see the first page."""
 
 _MAX_CREDENTIAL = 8_192
 
@@ -114,7 +114,8 @@ class SignIn:
         if caller is None:
             return self._form(request, "This key or token is not valid.", 403, then=then)
         if not (caller.scopes & _SIGNS_IN):
-            problem = "This key can only send. Use one with the scope read."
+            has = " and ".join(sorted(scope.value for scope in caller.scopes))
+            problem = f"This key has only the scope {has}. Use one with the scope read or operate."
             return self._form(request, problem, 403, then=then)
         lasts_ms = self._settings.session_ms
         if not caller.who.startswith(KEY_AUTHOR):
@@ -153,7 +154,13 @@ class SignIn:
 
     def is_open_to(self, request: Request) -> bool:
         """Returns True in the demo, for a browser on this machine that uses an address of this machine."""
-        return self._tools.demo is not None and request.url.hostname in ("127.0.0.1", "localhost", "::1")
+        here = ("127.0.0.1", "localhost", "::1")
+        client = request.client.host if request.client else ""
+        return (
+            self._tools.demo is not None
+            and request.url.hostname in here
+            and client in (*here, "::ffff:127.0.0.1")
+        )
 
     async def _begin(self, request: Request, caller: Caller, lasts_ms: int, then: str) -> Response:
         """Starts a session and shows a page that leads on.

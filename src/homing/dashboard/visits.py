@@ -56,10 +56,13 @@ NOTICES = {
     "enabled": "Enabled.",
     "restored": "Restored as the newest version.",
     "released-events": "The parked events wait to be published again.",
-    "demo": "Started, or already going on. Watch the figures below.",
+    "start-an-outage": "pigeon fails for 45 seconds. Watch its breaker open, and hawk take over.",
+    "send-a-flood": "400 messages at once. Watch how many wait, and how soon they are sent.",
+    "kill-a-worker": "Another worker takes messages and is killed. When its leases end, they are sent.",
+    "make-dead-letters": "25 messages go to mailboxes that do not exist. Find them under Dead letters.",
+    "repair-the-mailboxes": "All mailboxes exist now. Open Dead letters, and resend them.",
 }
 """Code in the address after an action → sentence on the page. Only known codes are shown."""
-
 
 _LABELS: dict[str, str] = {
     "why": "Reason",
@@ -91,14 +94,14 @@ _LABELS: dict[str, str] = {
     },
 }
 """Name of a field → its label in a form, for messages about wrong values."""
-"""Name of a field → its label in a form, for messages about wrong values."""
 
 
 def explain_problem(error: HomingError) -> str:
-    """Returns the message of an error. A field is named as the form names it."""
+    """Returns the message of an error as a sentence. A field is named as the form names it."""
     text, field = str(error), getattr(error, "field", "")
     label = _LABELS.get(field.rpartition(".")[2], "")
-    return f"{label} {text.removeprefix(f'{field}: ')}" if label else text
+    shown = f"{label} {text.removeprefix(f'{field}: ')}" if label else text[:1].upper() + text[1:]
+    return shown if shown.endswith((".", "!", "?")) else f"{shown}."
 
 
 TenantLimit = Callable[[str], AbstractContextManager[Any]]
@@ -115,6 +118,8 @@ class DashboardTools(Struct, frozen=True, kw_only=True):
     clock: Clock
     settings: DashboardSettings
     version: str
+    public_url: str = ""
+    """Address of the service as people know it. Empty if it is that of the request."""
     simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
     """Runs a simulation of an outage. None if simulations are not available."""
     draw_simulation: Callable[[RehearsalReport], str] | None = None

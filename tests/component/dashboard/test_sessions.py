@@ -8,7 +8,8 @@ import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from html import escape
+from datetime import timedelta
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,20 +21,27 @@ import pytest
 import homing as homing_package
 from homing import Homing
 from homing.api.access.authentication import Issuer, TokenVerifier
+from homing.cli.demo.fake_providers import DemoProvider
+from homing.cli.demo.live_story import LiveStory
 from homing.compose import service
 from homing.core.access.scopes import Caller, Scope
 from homing.core.content.templates import Template, TemplateParts
-from homing.core.notifications import Channel
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.jobs import Job, JobStatus
+from homing.core.notifications import Channel, Filter
+from homing.core.request_decoding import read_request
 from homing.core.retry.policy import Backoff, PolicyPatch, Rule
+from homing.core.times import moment
 from homing.dashboard.home_page import HomePage
 from homing.dashboard.pages import Pages
-from homing.dashboard.screens import find
+from homing.dashboard.screens import dead_letters, find
 from homing.dashboard.screens.all_screens import all_screens
 from homing.dashboard.settings import DashboardSettings
 from homing.dashboard.sign_in import COOKIE, SignIn
 from homing.dashboard.static_files import MEDIA_TYPES, static_file
-from homing.dashboard.visits import DashboardTools
+from homing.dashboard.visits import NOTICES, DashboardTools
 from homing.engine.access.web_sessions import LINK_MS
+from homing.engine.operations import searches
 from homing.rehearsal.rehearse import rehearse_in_subprocess
 from homing.settings import Settings
 from homing.testing.manual_clock import ManualClock
@@ -60,9 +68,10 @@ class Answer:
 class Person:
     """A browser with a cookie."""
 
-    def __init__(self, pages: Pages, address: str = "10.0.0.1") -> None:
+    def __init__(self, pages: Pages, address: str = "10.0.0.1", host: str = "127.0.0.1:8080") -> None:
         self.pages = pages
         self.address = address
+        self.host = host
         self.cookie = ""
 
     async def get(self, path: str, **headers: str) -> Answer:
@@ -96,7 +105,7 @@ class Person:
                 return given.pop()
             return await asyncio.Event().wait()  # the client stays
 
-        raw = [(b"host", b"127.0.0.1:8080"), (b"accept", b"text/html")]
+        raw = [(b"host", self.host.encode()), (b"accept", b"text/html")]
         raw += [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items() if text]
         if self.cookie:
             raw.append((b"cookie", f"{COOKIE}={self.cookie}".encode()))
@@ -133,7 +142,9 @@ class Site:
             scopes=("admin",),
         )
         gate.use_tokens(TokenVerifier([issuer], clock))
-        tools = DashboardTools(engine=homing, clock=clock, settings=DashboardSettings(), version="1")
+        tools = DashboardTools(
+            engine=homing, clock=clock, settings=DashboardSettings(), version="1", public_url=public_url
+        )
         self.pages = Pages(
             HomePage(homing, clock, version="1", public_url=public_url),
             random_source=random.Random(1),
@@ -200,10 +211,24 @@ async def test_what_is_no_key_does_not_sign_in(site: Site, credential: str) -> N
     assert (answer.status, answer.cookie) == (403, "")
 
 
-async def test_a_key_that_can_only_send_has_nothing_to_see(site: Site) -> None:
-    answer = await site.person().sign_in(await site.key("send"))
-    assert answer.status == 403
-    assert "can only send" in answer.text
+@pytest.mark.parametrize("scopes", [("send",), ("manage", "send")])
+async def test_a_key_that_can_see_no_notification_does_not_sign_in(
+    site: Site, scopes: tuple[str, ...]
+) -> None:
+    answer = await site.person().sign_in(await site.key(*scopes))
+    assert (answer.status, answer.cookie) == (403, "")
+    assert f"only the scope {' and '.join(scopes)}. Use one with the scope read or operate" in answer.text
+
+
+@pytest.mark.parametrize("scope", ["read", "operate", "admin"])
+async def test_the_menu_leads_only_to_screens_that_the_key_may_see(site: Site, scope: str) -> None:
+    person = await site.signed_in(scope)
+    menu, found, _ = (await person.get("/ui/now")).text.partition("</header>")
+    links = [link for link in re.findall(r'href="([a-z][a-z/-]*)"', menu) if "/" not in link]
+    assert found
+    assert len(links) > 6
+    for link in links:
+        assert (await person.get(f"/ui/{link}")).status == 200, link
 
 
 async def test_a_session_ends_when_it_is_idle_and_after_half_a_day_in_any_case(site: Site) -> None:
@@ -320,6 +345,40 @@ async def test_an_administrator_of_another_tenant_reaches_only_the_own_keys(
     assert (control.status, control.headers["location"]) == (303, "../../keys?tenant=rival&done=revoked")
     entry = (await site.homing.audit.list("rival", limit=1)).items[0]
     assert (entry.action, entry.target) == ("key.revoke", theirs.id)
+
+
+async def test_a_tenant_that_does_not_exist_has_no_keys_page(site: Site) -> None:
+    operator = await site.signed_in()
+    assert (await operator.get("/ui/keys?tenant=nope")).status == 404
+    await site.homing.tenants.create("acme", who="test")
+    assert "Keys of acme" in (await operator.get("/ui/keys?tenant=acme")).text
+
+
+@pytest.mark.parametrize("name", ["a/b", "two words", "ü", "x" * 101])
+async def test_a_rule_has_a_name_that_can_be_part_of_an_address(site: Site, name: str) -> None:
+    person = await site.signed_in()
+    form = {"form_token": await person.form_token(), "name": name, "max_attempts": "3", "why": "x"}
+    answer = await person.post("/ui/policies/rules", form)
+    assert (answer.status, "Name must have 1 to 100 letters, digits" in answer.text) == (422, True)
+
+
+async def test_the_rule_of_a_synchronous_type_is_that_of_its_mode() -> None:
+    settings = Settings(synchronous_types=("login_code",))
+    async with Homing(loaded_settings=settings, store="memory:") as homing:
+        person = await Site(homing, ManualClock()).signed_in("read")
+        shown = (await person.get("/ui/policies?type=login_code")).text
+        assert "in synchronous mode" in shown
+        assert "in standard mode" in (await person.get("/ui/policies?type=otp")).text
+
+
+async def test_a_plan_without_a_match_does_not_say_what_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "_DRY_RUN", timedelta(minutes=1))
+    async with Homing("memory:") as homing:
+        person = Person(service.build_pages(Settings(), service.build_service(Settings(), homing)))
+        await person.sign_in((await homing.keys.create("default", "test", ["admin"], who="test")).text)
+        shown = (await person.get("/ui/dead-letters/plan")).text
+        assert "Nothing matches" in shown
+        assert "All unacknowledged dead letters match" not in shown
 
 
 async def test_a_rule_keeps_the_fields_that_only_the_settings_can_set(site: Site) -> None:
@@ -475,8 +534,8 @@ async def test_forms_have_limits(site: Site) -> None:
 async def test_a_stream_needs_a_session_and_a_scope(site: Site) -> None:
     assert (await site.person().get("/ui/live/now")).status == 401
     assert (await (await site.signed_in()).get("/ui/live/nothing")).status == 404
-    manager = await site.signed_in("manage")
-    assert (await manager.get("/ui/live/now")).status == 403
+    operator = await site.signed_in("operate")
+    assert (await operator.get("/ui/live/system")).status == 403
 
 
 async def test_files_are_kept_for_good_under_their_version(site: Site) -> None:
@@ -494,7 +553,7 @@ async def test_unknown_things_are_pages_too(site: Site) -> None:
     person = await site.signed_in()
     answer = await person.get("/ui/notifications/018d0c7e-5a00-7000-8000-000000000001")
     assert answer.status == 404
-    assert "there is no notification" in answer.text
+    assert "There is no notification" in answer.text
     assert 'href="../pages.css' in answer.text
     assert (await person.get("/ui/find?status=nonsense")).status == 422
     assert (await person.get("/ui/")).headers["location"] == "now"
@@ -604,8 +663,163 @@ async def test_a_suppressed_address_is_looked_up(site: Site) -> None:
     assert ("a59@example.org" in found, "a49@example.org" in found) == (True, False)
     none = (await person.get("/ui/recipients?channel=sms&address=%2B15550100")).text
     assert "+15550100 is not suppressed on sms." in none
-    missing = await person.get("/ui/recipients?address=a59%40example.org")
-    assert (missing.status, "Channel is missing; give the channel" in missing.text) == (422, True)
+    anywhere = (await person.get("/ui/recipients?channel=&address=a59%40example.org")).text
+    assert ("a59@example.org" in anywhere, "a49@example.org" in anywhere) == (True, False)
+    nowhere = (await person.get("/ui/recipients?address=b%40example.org")).text
+    assert "b@example.org is not suppressed on any channel." in nowhere
+
+
+@pytest.mark.parametrize(
+    ("public_url", "address"),
+    [("", ORIGIN), ("https://example.org/notify/", "https://example.org/notify")],
+)
+async def test_commands_to_copy_work_where_they_are_pasted(public_url: str, address: str) -> None:
+    async with running(public_url) as site:
+        for tenant, option in (("default", ""), ("acme", " --tenant acme")):
+            person = await site.signed_in(tenant=tenant)
+            request = {
+                "recipient": {"email": "ada@example.org"},
+                "channel": "email",
+                "content": {"body": "x"},
+            }
+            (id,) = (await site.homing.of(tenant).submit(read_request(request))).notification_ids
+            shown = unescape((await person.get(f"/ui/notifications/{id}")).text)
+            assert f"{address}/api/v1/notifications/{id}</pre>" in shown
+            assert f"homing explain {id}{option}</pre>" in shown
+            assert f"homing cancel {id} --why 'REASON'{option}</code>" in shown
+
+
+async def test_actions_say_what_they_do(site: Site) -> None:
+    person = await site.signed_in()
+    sent = await site.homing.send("ada@example.org", channel="email", body="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "Makes it due now, ahead of its delay." in shown
+    await site.homing.move_to_dead_letter(sent.id, who="test", why="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "One more attempt, at once. If it fails, it is a dead letter again." in shown
+    assert "A new notification with the same message and all its attempts." in shown
+    assert "<strong>moved to the dead letters by test</strong>" in shown
+    assert "may deliver it twice" not in shown
+    await site.homing.resend(sent.id, who="test", why="x")
+    shown = (await person.get(f"/ui/notifications/{sent.id}")).text
+    assert "It was resent already, so a retry may deliver it twice." in shown
+
+
+async def test_who_cannot_see_all_alerts_is_told_so(site: Site) -> None:
+    for scopes, tenant, all_seen in (
+        (("admin",), "default", True),
+        (("read",), "default", False),
+        ((), "acme", False),
+    ):
+        shown = (await (await site.signed_in(*scopes, tenant=tenant)).get("/ui/now")).text
+        assert ("No alert is open." in shown) == all_seen
+        assert ("are shown to administrators of the tenant default" in shown) != all_seen
+
+
+async def test_a_time_of_another_day_has_its_date(site: Site) -> None:
+    sent = await site.homing.send("ada@example.org", channel="email", body="x")
+    at = f"{moment(site.clock.now_ms()):%Y-%m-%d %H:%M:%S}"
+    for days, shown in ((0, at[11:]), (2, at)):
+        site.clock.advance(days * 24 * HOUR_MS)
+        page = (await (await site.signed_in()).get(f"/ui/notifications/{sent.id}")).text
+        assert f"{shown}</time><br>" in page.partition('class="timeline"')[2], days
+
+
+async def test_every_event_of_the_demo_says_what_to_watch(site: Site, tmp_path: Path) -> None:
+    story = LiveStory(site.homing, tmp_path, DemoProvider("pigeon"), DemoProvider("hawk"))
+    assert set(story.events) <= set(NOTICES)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "opens"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080", True),
+        ("::1", "localhost:8080", True),
+        ("10.0.0.1", "localhost:8080", False),
+        ("127.0.0.1", "example.org", False),
+    ],
+)
+async def test_the_demo_needs_no_account_on_its_own_machine_only(
+    address: str, host: str, opens: bool
+) -> None:
+    async with Homing("memory:") as homing:
+        pages = service.build_pages(Settings(), service.build_service(Settings(), homing), demo={})
+        person = Person(pages, address, host)
+        assert ("link=" in (await person.get("/ui/now")).headers["location"]) == opens
+        assert (await person.get("/")).status == (303 if opens else 200)
+
+
+async def test_the_audit_trail_names_the_keys(site: Site) -> None:
+    key = await site.homing.keys.create("default", "Ada <on call>", ["admin"], who="test")
+    person = site.person()
+    await person.sign_in(key.text)
+    shown = (await person.get("/ui/audit")).text
+    assert f"key:{key.key.id}<br><small>Ada &lt;on call&gt;</small>" in shown
+
+
+async def test_errors_are_sentences(site: Site) -> None:
+    person = await site.signed_in()
+    assert (
+        ">There is no job nope for tenant &#39;default&#39;.</p>" in (await person.get("/ui/jobs/nope")).text
+    )
+    assert ">There is no recipient &#39;nope&#39;" in (await person.get("/ui/recipients?id=nope")).text
+
+
+async def test_a_job_that_runs_is_named_however_many_were_started_after_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(id: str, status: JobStatus) -> Job:
+        at = moment(site.clock.now_ms())
+        return Job(
+            id=id,
+            command=CommandName.RESEND,
+            filter=Filter(),
+            who="ada",
+            status=status,
+            created_at=at,
+            updated_at=at,
+            worker="w",
+        )
+
+    jobs = [job(f"done-{number}", JobStatus.DONE) for number in range(6)]
+    jobs += [job("slow", JobStatus.RUNNING), job("old", JobStatus.STOPPED)]
+
+    async def list_jobs(tenant: str, *, limit: int = 100) -> tuple[Job, ...]:
+        return tuple(jobs[:limit])
+
+    monkeypatch.setattr(site.homing.jobs, "list", list_jobs)
+    person = await site.signed_in()
+    for path in ("/ui/now", "/ui/dead-letters"):
+        shown = (await person.get(path)).text
+        assert ("jobs/slow" in shown, "jobs/old" in shown) == (True, False), path
+
+
+async def test_a_rule_that_does_not_exist_is_not_recorded_as_removed(site: Site) -> None:
+    person = await site.signed_in()
+    form = {"form_token": await person.form_token(), "why": "x"}
+    assert (await person.post("/ui/policies/rules/nope/remove", form)).status == 404
+    assert (await site.homing.audit.list("default", limit=1)).items[0].action == "session.start"
+
+
+async def test_a_search_with_few_matches_does_not_read_everything_by_itself(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        order = "A-1" if number in (1, 30, 59) else "B"
+        await site.homing.send(f"a{number}@example.org", channel="email", body="x", metadata={"order": order})
+    person = await site.signed_in("read")
+    complete = (await person.get("/ui/find")).text
+    assert ('hx-trigger="revealed"' in complete, "Not complete" in complete) == (True, False)
+    monkeypatch.setattr(searches, "_SCANNED", 20)
+    shown = (await person.get("/ui/find?q=order%3DA-1")).text
+    found = []
+    for _ in range(2):
+        found += re.findall(r"a\d+@example.org", shown)
+        assert ('hx-trigger="revealed"' in shown, "Not complete" in shown) == (False, True)
+        onward = re.findall(r'<a href="(find\?[^"]*)">(?:Go on|More)</a>', shown)[-1]
+        shown = (await person.get(f"/ui/{unescape(onward)}", hx_request="true")).text
+    found += re.findall(r"a\d+@example.org", shown)
+    assert sorted(set(found)) == ["a1@example.org", "a30@example.org", "a59@example.org"]
 
 
 async def test_an_export_has_all_that_a_search_finds_and_is_recorded(site: Site) -> None:
@@ -659,11 +873,11 @@ async def test_pages_and_api_share_the_limits_of_previews_and_simulations() -> N
         form = {"form_token": await person.form_token()}
         with served.rendering("default"), served.rendering("default"), served.simulating("default"):
             page = await person.get("/ui/templates/shipped")
-            assert (page.status, "too many renderings are running" in page.text) == (200, True)
+            assert (page.status, "Too many renderings are running" in page.text) == (200, True)
             assert (await person.get("/ui/templates/shipped/message")).status == 409
             assert (await person.get("/ui/templates?check=1")).status == 409
             refused = await person.post("/ui/policies/rehearse", form)
-            assert (refused.status, "too many simulations" in refused.text) == (409, True)
+            assert (refused.status, "Too many simulations" in refused.text) == (409, True)
         assert "Order 1" in (await person.get("/ui/templates/shipped")).text
 
 

@@ -49,7 +49,8 @@ async def test_a_provider_is_listed_with_its_position_on_every_route(harness: En
 
 
 async def test_an_automatically_opened_breaker_shows_until_when(harness: EngineHarness) -> None:
-    engine = await harness.open({"mail": TimedProvider("mail", usual=K.TRANSIENT)})
+    provider = TimedProvider("mail", usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider})
     for _ in range(5):
         await mail(engine)
     await seconds(2)
@@ -58,6 +59,13 @@ async def test_an_automatically_opened_breaker_shows_until_when(harness: EngineH
     assert found.breaker.until is not None
     assert found.breaker.since is not None
     assert found.breaker.until == found.breaker.since + timedelta(seconds=60)
+    began, tried = found.breaker.since, len(provider.times)
+    await seconds(600)
+    [found] = await engine.providers()
+    assert len(provider.times) > tried, "trials have failed since"
+    assert (found.breaker.phase is Phase.CLOSED, found.breaker.since) == (False, began)
+    verdict = (await engine.overview()).verdict
+    assert f"since {began:%H:%M}" in verdict
 
 
 async def test_a_forced_breaker_records_who_when_and_why(harness: EngineHarness) -> None:

@@ -95,6 +95,8 @@ class Breaker(Struct, frozen=True, kw_only=True):
     """Why receipts opened the breaker. While it is set, a health check does not shorten the pause. Empty if
     failed sends opened the breaker."""
     changed_at: int = 0
+    failing_from: int = 0
+    """Time at which the breaker opened, also while trials fail and open it again. 0 while it is closed."""
     version: int = 0
 
 
@@ -187,6 +189,7 @@ def record_outcome(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, 
                 ramp_from=now,
                 why="",
                 changed_at=now,
+                failing_from=0,
             )
         return replace(breaker, failures=0) if breaker.failures else breaker
     failures = breaker.failures + 1
@@ -201,6 +204,7 @@ def record_outcome(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, 
             ramp_from=0,
             why="",
             changed_at=now,
+            failing_from=breaker.failing_from or now,
         )
     return replace(breaker, failures=failures)
 
@@ -212,7 +216,15 @@ def open_breaker(breaker: Breaker, why: str, pause_ms: int, now: int) -> Breaker
     """
     if breaker.forced is not None or breaker.phase is not Phase.CLOSED:
         return breaker
-    return replace(breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now)
+    return replace(
+        breaker,
+        phase=Phase.OPEN,
+        open_until=now + pause_ms,
+        ramp_from=0,
+        why=why,
+        changed_at=now,
+        failing_from=now,
+    )
 
 
 def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Breaker:

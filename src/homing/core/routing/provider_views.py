@@ -23,6 +23,8 @@ class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
+    """When the phase began. If failures opened the breaker, when it opened, however many trials have failed
+    since then."""
     until: datetime | None = None
     """When the breaker next allows a trial. Set while the breaker allows no attempt: while it is open, and
     while a trial is in flight. If the phase is forced for a time, when it returns to automatic control."""

@@ -13,6 +13,7 @@ from homing.core.access.scopes import Scope, check_tenant
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.dashboard.visits import Screens, Visit, read_span
 from homing.engine.access.audit import VerificationStep
+from homing.engine.access.web_sessions import KEY_AUTHOR
 from homing.engine.operations.policies import EVERY_TENANT
 
 screens = Screens()
@@ -130,6 +131,8 @@ async def _note(visit: Visit, tenant: str, action: str, target: str, **detail: o
 
 
 async def _keys(visit: Visit, tenant: str, made: str = "") -> Response:
+    if tenant != visit.caller.tenant:
+        await visit.engine.tenants.get(tenant)
     keys, after = visit.engine.keys, visit.query.get("after", "")
     found = await keys.list(tenant, after=after, limit=_LISTED + 1)
     tenants = await visit.engine.tenants.list(limit=_LISTED + 1) if _is_operator(visit) else ()
@@ -154,7 +157,9 @@ async def show_audit(visit: Visit) -> Response:
     chain = EVERY_TENANT if shared else visit.caller.tenant
     page = await visit.engine.audit.list(chain, cursor=visit.query.get("cursor") or None, limit=100)
     step = await _verify(visit, chain) if visit.query.get("verify") else None
-    return visit.page("audit.html", page=page, shared=shared, step=step)
+    keys = await visit.engine.keys.list(visit.caller.tenant, limit=_LISTED)
+    names = {f"{KEY_AUTHOR}{key.id}": key.name for key in keys}
+    return visit.page("audit.html", page=page, shared=shared, step=step, names=names)
 
 
 async def _verify(visit: Visit, chain: str) -> tuple[VerificationStep | None, list[str]]:

@@ -30,6 +30,9 @@ _DRY_RUN = timedelta(milliseconds=50)
 _LISTED = timedelta(milliseconds=100)
 """Time in which the list must be complete. After it, a bounded number of notifications is compared."""
 
+_UNFINISHED = 5
+"""Number of the newest jobs of which the unfinished ones are named above the groups."""
+
 _FILTER_FIELDS = ("channel", "type", "provider", "reason", "error_code", "batch_id", "address")
 
 _COMMANDS = {
@@ -66,12 +69,16 @@ async def show_dead_letters(visit: Visit) -> Response:
 async def read_groups(visit: Visit) -> str:
     """Returns the groups and the jobs that run."""
     found = await visit.api.dead_letter_groups(30)
-    jobs = await visit.engine.jobs.list(visit.caller.tenant, limit=5)
+    jobs = await visit.engine.jobs.list(visit.caller.tenant)
     return visit.html(
         "dead_groups.html",
         groups=found.items,
         found=found,
-        jobs=[job for job in jobs if job.status is JobStatus.RUNNING or is_resumable(job)],
+        jobs=[
+            job
+            for place, job in enumerate(jobs)
+            if job.status is JobStatus.RUNNING or (place < _UNFINISHED and is_resumable(job))
+        ],
     )
 
 

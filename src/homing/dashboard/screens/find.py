@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.lifecycle.states import LIVE, WAITING
-from homing.core.notifications import Channel, Filter, History, Notification, Status
+from homing.core.notifications import Cause, Channel, Filter, History, Notification, Status
 from homing.core.redaction import HIDDEN, redact
 from homing.core.request_decoding import read_filter
 from homing.core.search import SearchKind
@@ -177,7 +177,10 @@ async def _notification_part(visit: Visit, id: str) -> str:
     return visit.html(
         "notification_part.html",
         n=n,
-        actions={action: _COMMAND_LINES[action].format(id=n.id) for action in _actions(n)},
+        actions={
+            action: _on_command_line(visit, _COMMAND_LINES[action].format(id=n.id)) for action in _actions(n)
+        },
+        meanings=_ENDED_MEANINGS if n.status is Status.FAILED else _MEANINGS,
         providers=[one.id for one in await visit.engine.providers() if n.channel in one.channels],
         verdict=found.verdict,
         next_step=found.next_step,
@@ -228,15 +231,41 @@ def build_steps(history: History) -> list[Step]:
             at=cause.at,
             after_ms=after(cause.at),
             kind="warn" if cause.status_after is Status.FAILED else "",
-            title=f"{cause.kind} {cause.name} by {cause.who}",
-            detail=f"{cause.status_before.value} → {cause.status_after.value}"
-            + (f": {redact(cause.why)}" if cause.why else ""),
+            title=_title(cause),
+            detail=_detail(cause),
         )
         for cause in history.causes
     ]
     if n.delivered_at and not any(cause.status_after is Status.DELIVERED for cause in history.causes):
         steps.append(Step(at=n.delivered_at, after_ms=after(n.delivered_at), kind="good", title="delivered"))
     return sorted(steps, key=lambda step: step.at)
+
+
+_COMMANDED = {
+    "cancel": "cancelled",
+    "retry": "made due at once",
+    "resend": "resent",
+    "acknowledge": "acknowledged",
+    "reschedule": "rescheduled",
+    "resolve": "resolved",
+    "fail": "moved to the dead letters",
+}
+"""Name of a command → what it did, in the timeline."""
+
+
+def _title(cause: Cause) -> str:
+    """Returns what happened, and who caused it."""
+    name = cause.name.replace("_", " ")
+    if cause.kind == "command":
+        return f"{_COMMANDED.get(cause.name, name)} by {cause.who}"
+    return f"receipt of {cause.who}: {name}" if cause.kind == "receipt" else f"{name} before an attempt"
+
+
+def _detail(cause: Cause) -> str:
+    """Returns how the status changed, if it did, and the reason."""
+    before, after = cause.status_before, cause.status_after
+    change = "" if before is after else f"{before.value.replace('_', ' ')} → {after.value.replace('_', ' ')}"
+    return ": ".join(filter(None, (change, redact(cause.why))))
 
 
 @screens.get("notifications/{id}/message")
@@ -308,6 +337,23 @@ _COMMAND_LINES = {
 """Action → the command that does the same on the command line."""
 
 
+_MEANINGS = {
+    "retry": "Makes it due now, ahead of its delay. Its further attempts follow as planned.",
+    "reschedule": "Changes when it is due. The number of its attempts stays the same.",
+    "cancel": "It is not sent, unless an attempt is in flight.",
+    "resolve": "Records what happened, for example according to the provider's own log. Nothing is sent.",
+    "move-to-dead-letter": "Ends its attempts. It can be resent like every dead letter.",
+}
+"""Action → what it does, for people."""
+
+_ENDED_MEANINGS = {
+    "retry": "One more attempt, at once. If it fails, it is a dead letter again.",
+    "resend": "A new notification with the same message and all its attempts. This one is acknowledged.",
+    "acknowledge": "Marks it as seen. It is not sent again, and needs no attention any more.",
+}
+"""Action on a dead letter → what it does, for people."""
+
+
 def _actions(n: Notification) -> tuple[str, ...]:
     """Returns the commands that the status permits."""
     found: list[str] = []
@@ -363,8 +409,14 @@ def _redacted(value: Any, name: str = "") -> Any:
 
 def _commands(n: Notification, visit: Visit) -> dict[str, str]:
     """Returns the same view as a curl command and as a command of the command line."""
-    url = str(visit.request.url).partition("/ui/")[0]
+    url = visit.tools.public_url.rstrip("/") or str(visit.request.url).partition("/ui/")[0]
     return {
         "curl": f'curl -H "Authorization: Bearer $KEY" {shlex.quote(f"{url}/api/v1/notifications/{n.id}")}',
-        "homing": f"homing explain {n.id}",
+        "homing": _on_command_line(visit, f"homing explain {n.id}"),
     }
+
+
+def _on_command_line(visit: Visit, command: str) -> str:
+    """Returns the command, with the tenant unless it is that of the settings, which the commands use."""
+    tenant = visit.caller.tenant
+    return command if tenant == visit.engine.tenant else f"{command} --tenant {shlex.quote(tenant)}"

@@ -52,7 +52,7 @@ async def read_now(visit: Visit) -> str:
     """Returns the part of the screen that changes."""
     overview = await visit.api.overview()
     health = await visit.api.health()
-    jobs = await visit.engine.jobs.list(visit.caller.tenant, limit=5)
+    jobs = await visit.engine.jobs.list(visit.caller.tenant)
     workers = await visit.engine.workers()
     alerts = [check for check in health.thresholds if check.exceeded]
     operator = visit.may(Scope.ADMIN) and visit.caller.tenant == visit.engine.tenant
@@ -67,6 +67,7 @@ async def read_now(visit: Visit) -> str:
         late_ms={one.channel: _oldest_ms(one, overview.now) for one in overview.channels},
         links=_LINKS,
         alerts=alerts,
+        operator=operator,
         since={one.name: one.since for one in raised},
         raised=[
             one
@@ -89,7 +90,7 @@ async def start_demo_event(visit: Visit, name: str, form: dict[str, str]) -> Res
     if name not in events:
         raise NotFound(f"there is no event {name!r} in this process")
     await events[name]()
-    return visit.go("now", done="demo")
+    return visit.go("now", done=name)
 
 
 def _verdict(overview: Overview) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
@@ -14,9 +15,9 @@ from starlette.responses import Response
 from homing.charts.small import draw_sparkline, draw_steps
 from homing.core.access.scopes import Scope
 from homing.core.durations import format_duration, parse_duration
-from homing.core.errors import CommandRefused, ConfigError, InvalidRequest
-from homing.core.notifications import Channel, Priority
-from homing.core.plain_values import check_line, enum_member
+from homing.core.errors import CommandRefused, ConfigError, InvalidRequest, NotFound
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.plain_values import enum_member
 from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
 from homing.core.retry.policy import (
     Backoff,
@@ -64,6 +65,9 @@ _CHOICES: dict[str, list[str]] = {
 }
 """Fields of a rule with a fixed set of values. A delay function can only be set in the settings."""
 
+_RULE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+"""Names of rules that the API accepts too."""
+
 _KEYS = ("tenant", "type", "origin", "channel", "priority")
 
 
@@ -87,7 +91,7 @@ async def show_policies(visit: Visit) -> Response:
         _channel(asked["channel"]),
         priority_of(asked["priority"]),
     )
-    mode = mode_of(synchronous=None, type_=keys.type, priority=priority_of(asked["priority"]), bulk=False)
+    mode = _mode(visit, keys)
     found = explain_match_keys(book, keys, mode, tuple(visible))
     edited = _edited(visible, visit.query.get("edit", "")) if admin else None
     changes = [change_view(one) for one in await policies.changes(30)] if admin else []
@@ -95,11 +99,10 @@ async def show_policies(visit: Visit) -> Response:
         "policies.html",
         preset=book.preset.name,
         rules=[
-            (rule_view(rule, policies), *_curve(book.preset, rule, visit.caller.tenant))
-            for rule in visible[:_MAX_RULES]
+            (rule_view(rule, policies), *_curve(visit, book.preset, rule)) for rule in visible[:_MAX_RULES]
         ],
         preset_rules=[
-            (rule_view(rule, preset=True), *_curve(book.preset, rule, visit.caller.tenant, own=True))
+            (rule_view(rule, preset=True), *_curve(visit, book.preset, rule, own=True))
             for rule in book.preset.rules
         ],
         complete=len(visible) <= _MAX_RULES,
@@ -124,29 +127,11 @@ async def show_policies(visit: Visit) -> Response:
 async def set_rule(visit: Visit, form: dict[str, str]) -> Response:
     """Adds or replaces a rule."""
     name, why = form.get("name", ""), form.get("why", "")
-    check_line(name, "name")
     if not name or not why:
         raise InvalidRequest("why" if name else "name", "is missing")
-    given: dict[str, Any] = {}
-    for field in _WHOLE:
-        if form.get(field):
-            given[field] = _whole(form[field], field)
-    for field in _FRACTIONS:
-        if form.get(field):
-            given[field] = _fraction(form[field], field)
-    for field in _DURATIONS:
-        if form.get(field):
-            given[field] = parse_duration(form[field], field)
-    for field in _CHOICES:
-        if form.get(field):
-            given[field] = form[field]
-    if form.get("steps_ms"):
-        given["steps_ms"] = tuple(parse_duration(one, "steps_ms") for one in form["steps_ms"].split(","))
-    try:
-        patch = msgspec.convert(given, PolicyPatch)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest("policy", str(error)) from None
-    rule = Rule(name=name, policy=patch, **{key: form.get(key) or "*" for key in _KEYS})
+    if not _RULE_NAME.fullmatch(name):
+        raise InvalidRequest("name", "must have 1 to 100 letters, digits and . _ : - only")
+    rule = Rule(name=name, policy=_patch(form), **{key: form.get(key) or "*" for key in _KEYS})
     await visit.api.policies.check(rule)
     await visit.note("policy.set", name, why=why)
     await visit.api.policies.set(rule, who=visit.caller.who, why=why)
@@ -156,8 +141,12 @@ async def set_rule(visit: Visit, form: dict[str, str]) -> Response:
 @screens.post("policies/rules/{name}/remove", Scope.ADMIN)
 async def remove_rule(visit: Visit, name: str, form: dict[str, str]) -> Response:
     """Removes a rule."""
+    policies = visit.api.policies
+    await policies.refresh()
+    if name not in {rule.name for rule in policies.book.rules}:
+        raise NotFound(f"there is no rule {name!r}")
     await visit.note("policy.unset", name, why=form.get("why", ""))
-    await visit.api.policies.remove(name, who=visit.caller.who, why=form.get("why", ""))
+    await policies.remove(name, who=visit.caller.who, why=form.get("why", ""))
     return visit.go("policies", done="removed")
 
 
@@ -194,6 +183,29 @@ async def rehearse(visit: Visit, form: dict[str, str]) -> Response:
     return visit.page(
         "rehearsal.html", report=report, drawing=trust(draw(report)), asked=rehearsal, outage=outage
     )
+
+
+def _patch(form: dict[str, str]) -> PolicyPatch:
+    """Returns the fields of a rule that a form sets."""
+    given: dict[str, Any] = {}
+    for field in _WHOLE:
+        if form.get(field):
+            given[field] = _whole(form[field], field)
+    for field in _FRACTIONS:
+        if form.get(field):
+            given[field] = _fraction(form[field], field)
+    for field in _DURATIONS:
+        if form.get(field):
+            given[field] = parse_duration(form[field], field)
+    for field in _CHOICES:
+        if form.get(field):
+            given[field] = form[field]
+    if form.get("steps_ms"):
+        given["steps_ms"] = tuple(parse_duration(one, "steps_ms") for one in form["steps_ms"].split(","))
+    try:
+        return msgspec.convert(given, PolicyPatch)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("policy", str(error)) from None
 
 
 def _traffic_rate(text: str) -> float:
@@ -243,20 +255,30 @@ def _form_values(rule: Rule) -> dict[str, str]:
     return {"name": rule.name, **found}
 
 
-def _curve(preset: Preset, rule: Rule, tenant: str, *, own: bool = False) -> tuple[str, Markup]:
+def _mode(visit: Visit, keys: MatchKeys) -> Mode:
+    """Returns the mode in which notifications with these properties are delivered."""
+    return mode_of(
+        synchronous=None,
+        type_=keys.type,
+        priority=keys.priority,
+        bulk=False,
+        synchronous_types=visit.engine.settings.intake.synchronous_types,
+    )
+
+
+def _curve(visit: Visit, preset: Preset, rule: Rule, *, own: bool = False) -> tuple[str, Markup]:
     """Returns in words and as a line when a rule's attempts are made, for notifications that only it matches.
 
     Where the rule matches all priorities, they have medium priority. `own`: the rule is one of the preset.
     """
     keys = MatchKeys(
-        tenant if rule.tenant == "*" else rule.tenant,
+        visit.caller.tenant if rule.tenant == "*" else rule.tenant,
         "message" if rule.type == "*" else rule.type,
         "" if rule.origin == "*" else rule.origin,
         Channel.EMAIL if rule.channel == "*" else Channel(rule.channel),
         Priority.MEDIUM if rule.priority == "*" else Priority(rule.priority),
     )
-    mode = mode_of(synchronous=None, type_=keys.type, priority=keys.priority, bulk=False)
-    policy = PolicyBook(preset, () if own else (rule,)).policy(keys, mode)
+    policy = PolicyBook(preset, () if own else (rule,)).policy(keys, _mode(visit, keys))
     delays = list(retry_delays(policy))
     low, high = sum(one.min_ms for one in delays), sum(one.max_ms for one in delays)
     if not delays:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress as suppress_error
+
 from starlette.responses import Response
 
 from homing.core.access.scopes import Scope
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.notifications import Channel
-from homing.core.recipients.profiles import Preference
-from homing.dashboard.visits import Screens, Visit
+from homing.core.recipients.profiles import Preference, Suppression
+from homing.dashboard.visits import Screens, Visit, explain_problem
 
 screens = Screens()
 
@@ -27,15 +29,18 @@ async def show_recipients(visit: Visit) -> Response:
             chosen = await visit.api.recipients.get(id)
             preferences = await visit.api.recipients.preferences(id)
         except (NotFound, InvalidRequest) as error:
-            problem = str(error)
+            problem = explain_problem(error)
     found = await visit.api.recipients.list(after=after, limit=50)
     channel, address = visit.query.get("channel", ""), visit.query.get("address", "").strip()
-    suppressed = await visit.api.recipients.suppressions(
-        channel or None,
-        address or None,
-        after=visit.query.get("suppressed_after", ""),
-        limit=_SUPPRESSIONS + 1,
-    )
+    if address and not channel:
+        suppressed = await _suppressed_anywhere(visit, address)
+    else:
+        suppressed = await visit.api.recipients.suppressions(
+            channel or None,
+            address or None,
+            after=visit.query.get("suppressed_after", ""),
+            limit=_SUPPRESSIONS + 1,
+        )
     return visit.page(
         "recipients.html",
         id=id,
@@ -50,6 +55,15 @@ async def show_recipients(visit: Visit) -> Response:
         channel=channel,
         address=address,
     )
+
+
+async def _suppressed_anywhere(visit: Visit, address: str) -> tuple[Suppression, ...]:
+    """Returns the suppressions of an address on all channels on which it can be an address."""
+    found = list[Suppression]()
+    for channel in Channel:
+        with suppress_error(InvalidRequest):
+            found += await visit.api.recipients.suppressions(channel, address, limit=_SUPPRESSIONS)
+    return tuple(found)
 
 
 @screens.post("recipients/suppress", Scope.MANAGE)

@@ -184,7 +184,8 @@ def breaker_policy_view(policy: BreakerPolicy) -> BreakerPolicyView:
 
 def breaker_view(breaker: Breaker, now: int) -> BreakerView:
     """Returns the public view of a breaker at the time `now`."""
-    since = moment(breaker.changed_at) if breaker.changed_at else None
+    began = breaker.changed_at if breaker.forced is not None else breaker.failing_from or breaker.changed_at
+    since = moment(began) if began else None
     if breaker.forced is not None:
         return BreakerView(
             phase=breaker.forced,

@@ -20,6 +20,7 @@ from homing.core.routing.breaker import (
     check_gate,
     default_policy,
     force_phase,
+    open_breaker,
     phase_now,
     ramp_per_second,
     record_health_check,
@@ -200,6 +201,17 @@ def test_one_failed_trial_opens_it_for_the_whole_time_again() -> None:
     reopened = after(trying(), True, now=DUE + SECOND)
     assert (reopened.phase, reopened.open_until) == (Phase.OPEN, DUE + SECOND + MINUTE)
     assert (reopened.trial_by, reopened.trial_until) == ("", 0)
+
+
+def test_an_outage_began_when_the_breaker_opened_first_however_many_trials_fail() -> None:
+    reopened = after(trying(), True, now=DUE + SECOND)
+    tried_again = begin_trial(reopened, "worker-2", reopened.open_until, TRIAL_MS)
+    for breaker in (OPEN, trying(), reopened, tried_again, record_health_check(reopened, DUE + 2 * SECOND)):
+        assert breaker.failing_from == NOW
+    closed = after(tried_again, False, now=DUE + MINUTE)
+    assert closed.failing_from == 0
+    assert after(closed, *[True] * 5, now=DUE + 2 * MINUTE).failing_from == DUE + 2 * MINUTE
+    assert open_breaker(Breaker(), "bounces", MINUTE, NOW).failing_from == NOW
 
 
 def test_a_trial_that_does_not_concern_the_provider_leaves_it_half_open() -> None:
