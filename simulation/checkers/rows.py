@@ -465,8 +465,8 @@ class RowChecker:
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: FindRow) -> None:
         """Checks the result of `extend`, and records a change of provider.
 
-        A process may extend two leases of one notification, the old and the newest: after it was suspended, or
-        after the store has lost the claim of the old one. `held` does not tell which of them was extended.
+        A process may extend two leases of one notification, the old and the newest: after it was suspended,
+        or after the store has lost the claim of the old one. `held` does not tell which of them was extended.
         """
         state = self._state
         fitting: set[str] = set()
