@@ -18,8 +18,8 @@ from homing.core.ports.observers import Observer
 from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
 from homing.core.ports.runtime import Clock, RandomSource
 from homing.core.ports.stores import Backend
-from homing.core.request_decoding import read_request
-from homing.core.send_request import provider_id
+from homing.core.request_decoding import read_request, to_camel_case, unknown_field_problem
+from homing.core.send_request import SendRequest, provider_id
 from homing.core.times import moment, span_ms
 from homing.engine.engine import Engine
 from homing.engine.intake.accept import Rejection, SendInput, SendResult
@@ -28,17 +28,23 @@ from homing.settings import Settings, load_settings
 To = str | Recipient | Mapping[str, Any]
 """Recipient of a message: an address on the channel, or a recipient."""
 
+_SEND_ARGUMENTS = ("subject", "title", "body", "html", *SendRequest.__struct_fields__)
+
+_REQUEST_FIELDS = frozenset(
+    spelling for name in SendRequest.__struct_fields__ for spelling in (name, to_camel_case(name))
+)
+
 
 class Homing(Engine):
     """The engine, built from settings.
 
-    `store` is the path of a SQLite file (created if it does not exist), `postgresql://HOST/DATABASE` or
-    `memory:`. `providers` maps ids to objects with `send`, or to functions of a `Delivery`, in the order in
-    which they are tried. With `worker=True`, a worker delivers for as long as the `async with` block lasts.
-    `on_event` is called with each event whose name is in `events`. `timers` wake the workers of other
-    processes; a timer serves all priorities unless it is an `AssignedTimer`. `bridges` bring requests in once
-    `bridges.start` is called. Every other setting of `homing.toml` can be passed by its name. If
-    `loaded_settings` is given, no other settings are used.
+    `store` is the path of a SQLite file (created if it does not exist), `postgresql://HOST/DATABASE`,
+    `mongodb://HOST/DATABASE` or `memory:`. `providers` maps ids to objects with `send`, or to functions of a
+    `Delivery`, in the order in which they are tried. With `worker=True`, a worker delivers for as long as
+    the `async with` block lasts. `on_event` is called with each event whose name is in `events`. `timers`
+    wake the workers of other processes; a timer serves all priorities unless it is an `AssignedTimer`.
+    `bridges` bring requests in once `bridges.start` is called. Every other setting of `homing.toml` can be
+    passed by its name. If `loaded_settings` is given, no other settings are used.
     """
 
     def __init__(
@@ -160,6 +166,9 @@ class Homing(Engine):
         to the spool instead while the store is unavailable. `connection` is a database connection in whose
         transaction the notification is stored. All other arguments are fields of `SendRequest`.
         """
+        for name in fields:
+            if name not in _REQUEST_FIELDS:
+                raise InvalidRequest(name, unknown_field_problem(name, _SEND_ARGUMENTS))
         if subject or title or body or html:
             if content is not None:
                 raise InvalidRequest("content", "and its short forms are both given; give only one of them")

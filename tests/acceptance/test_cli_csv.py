@@ -117,8 +117,27 @@ def test_an_invalid_file_is_refused_before_anything_is_sent(cli: Cli) -> None:
         assert said in result.err, result
     assert bad.code == 2, "no row was accepted"
     assert "line 2: content: has 1048576 bytes" in large.err
-    assert "line 2: content.body: has a control character" in latin1.err
+    assert "line 2: body: is not UTF-8; save the file with the encoding UTF-8" in latin1.err
     assert listed.json["items"] == []
+
+
+def test_a_table_with_another_encoding_or_separator_is_explained(cli: Cli) -> None:
+    (cli.folder / "utf16.csv").write_text("email,body\na@b.cc,x\n", encoding="utf-16")
+    (cli.folder / "semicolons.csv").write_text("email;body\na@b.cc;x\n")
+    (cli.folder / "tabs.csv").write_text("email\tbody\na@b.cc\tx\n")
+    (cli.folder / "data.csv").write_text("email,body,order\na@b.cc,x,7\n")
+    utf16, semicolons, tabs, data = cli.many(
+        *(
+            ["send", "--csv", name, "--channel", "email"]
+            for name in ("utf16.csv", "semicolons.csv", "tabs.csv", "data.csv")
+        )
+    )
+    assert [one.code for one in (utf16, semicolons, tabs, data)] == [2, 2, 2, 2]
+    assert "utf16.csv: line 1 is not UTF-8; save the file with the encoding UTF-8" in utf16.err
+    assert "separate the columns with commas, not with ';'" in semicolons.err
+    assert "separate the columns with commas, not with '\\t'" in tabs.err
+    assert "column 'order' is not a field; use recipient, channel" in data.err
+    assert data.err.endswith("data.*, metadata.*\n"), "not: did you mean provider?"
 
 
 def test_a_large_file_is_streamed_with_progress(cli: Cli) -> None:

@@ -235,3 +235,10 @@ def test_a_sqlite_file_is_not_uninstalled(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     cli.ok("db", "migrate", "--store", "homing.db")
     assert "delete the file" in cli("db", "uninstall", "--store", "homing.db").err
+
+
+def test_a_mongodb_database_is_not_uninstalled(tmp_path: Path, mongo_url: str) -> None:
+    cli = Cli(tmp_path)
+    cli.ok("db", "migrate", "--store", mongo_url)
+    refused = cli("db", "uninstall", "--store", mongo_url)
+    assert refused.err == "error: only PostgreSQL is uninstalled; drop the database on MongoDB\n"

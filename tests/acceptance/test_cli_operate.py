@@ -65,8 +65,10 @@ def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past:
 
 def test_a_bulk_resend_asks_first_and_sends_once(past: CliWithHistory) -> None:
     chosen = ("dead", "resend", "--reason", "BAD_RECIPIENT")
-    dry, unasked, none, both, rate, nobody = past.many(
+    dry, paced, paced_json, unasked, none, both, rate, nobody = past.many(
         [*chosen, "--dry-run"],
+        [*chosen, "--dry-run", "--rate", "6/m"],
+        [*chosen, "--dry-run", "--rate", "6/m", "--json"],
         [*chosen],
         ["dead", "resend"],
         ["dead", "resend", past.ids["bad1"], "--all"],
@@ -74,6 +76,8 @@ def test_a_bulk_resend_asks_first_and_sends_once(past: CliWithHistory) -> None:
         ["dead", "resend", "nonsense"],
     )
     assert dry.out == "2 dead letters would be resent\n"
+    assert paced.out == "2 dead letters would be resent, in about 20s at 0.1/s\n"
+    assert (paced_json.json["done"], paced_json.json["takesMs"]) == (2, 20_000)
     assert unasked.code == 2
     assert "--yes: cannot ask for confirmation" in unasked.err
     assert none.code == both.code == rate.code == 2

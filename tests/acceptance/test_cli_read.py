@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -256,3 +258,19 @@ def test_health_marks_exceeded_thresholds_and_its_exit_code_shows_whether_there_
     assert "✗ 42.9 % of 7 failed in this hour and the one before" in strict.out
     passed = [check["name"] for check in strict_json.json["thresholds"] if check["exceeded"]]
     assert passed == ["RetryBacklog", "FailureRate"]
+
+
+_ON_A_FULL_DISK = """
+import shutil
+shutil.disk_usage = lambda path: shutil._ntuple_diskusage(1_000_000, 999_000, 1_000)
+from homing.cli import main
+main()
+"""
+
+
+def test_now_says_that_the_disk_is_full(past: CliWithHistory) -> None:
+    assert "freeDiskBytes" in past("now", "--json").json
+    command = [sys.executable, "-c", _ON_A_FULL_DISK, "now"]
+    told = subprocess.run(command, cwd=past.folder, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 1
+    assert told.stdout.startswith("✗ the disk of the store is full; free some space; on a full disk nothing")

@@ -160,6 +160,27 @@ async def test_a_misspelt_setting_is_refused_at_once() -> None:
         Homing("memory:", prest="simple")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bdy", "did you mean body?"),
+        ("idempotencykey", "did you mean idempotency_key?"),
+        ("x", "subject, title, body"),
+    ],
+)
+async def test_a_misspelt_argument_of_send_is_refused_with_the_right_one(name: str, hint: str) -> None:
+    wrong: dict[str, Any] = {name: "Hello"}
+    async with Homing("memory:") as homing:
+        with pytest.raises(InvalidRequest, match=f"{name}: is not known; .*") as caught:
+            await homing.send("ada@example.org", channel="email", **wrong)
+        assert hint in caught.value.message
+        assert (await homing.list()).items == ()
+        kept = await homing.send(
+            "ada@example.org", channel="email", body="x", idempotencyKey="both spellings"
+        )
+    assert kept.status == "queued"
+
+
 async def test_the_settings_file_can_be_given(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('tenant = "acme"\nstore = "memory:"\n', encoding="utf-8")

@@ -315,6 +315,22 @@ def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("mongodb://host/x?replicaSe=rs0", ": the option replicase does not exist; "),
+        ("mongodb://host/x?tls=maybe", ": the value of tls is not valid; "),
+        ("mongodb://u:s3@cret@host/x", ": special characters of the user name and password must be"),
+        ("mongodb://u:p?s3cret=x@host/x", ": special characters of the user name and password must be"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_the_cause(url: str, cause: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MongoStore(url)
+    assert f"store: is not a valid address{cause}" in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
 async def test_a_server_that_is_away_makes_the_store_unavailable() -> None:
     away = MongoStore("mongodb://user:s3cret@127.0.0.1:9/homing?replicaSet=x&serverSelectionTimeoutMS=100")
     with pytest.raises(StoreUnavailable) as caught:

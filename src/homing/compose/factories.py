@@ -157,8 +157,8 @@ def find_missing(*libraries: str) -> list[str]:
 def check_installed(field: str, extra: str, *libraries: str) -> None:
     """Raises `ConfigError` if a library that a setting needs is not installed."""
     if missing := find_missing(*libraries):
-        names = " and ".join(missing)
-        raise ConfigError(field, f"needs {names}, which is missing: pip install 'homing[{extra}]'")
+        names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
+        raise ConfigError(field, f"needs {names}, which {verb} missing: pip install 'homing[{extra}]'")
 
 
 def _is_installed(library: str) -> bool:

@@ -368,7 +368,7 @@ def give_verdict(
     )
     behind = sum(one.late for one in late)
     if not live_workers and behind:
-        oldest_ms = max(one.late_ms(now) for one in late)
+        oldest_ms = max(one.waits_ms(now) for one in late)
         return (
             VerdictLevel.PROBLEM,
             f"No worker is live: {behind:,} waiting, oldest {_spoken(oldest_ms)}",
@@ -394,6 +394,9 @@ def give_verdict(
         text = "; ".join(parts)
         return level, text[0].upper() + text[1:]
     if not live_workers:
+        if due := sum(one.late for one in channels):
+            oldest_ms = max(one.waits_ms(now) for one in channels)
+            return VerdictLevel.WARNING, f"No worker is live: {due:,} waiting, oldest {_spoken(oldest_ms)}"
         return VerdictLevel.WARNING, "No worker is live, and nothing is due"
     sent = sum(point.sent for one in channels for point in one.last_hour)
     retries = [_retries(one, now) for one in channels if one.has_retries(now)]

@@ -560,7 +560,11 @@ class Engine(TenantApi):
             batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
             self._store_clock.sync(batch.now, asked_ms)
             worker.settle_reclaimed(batch.claims)
-        result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        self._breakers.claims_once = not self._running
+        try:
+            result = await worker.run_once(limit, tenant=tenant, ids=ids)
+        finally:
+            self._breakers.claims_once = False
         result.processed += refused
         result.failed += refused
         result.left_out, result.held = left_out, await self._find_holds(limit, tenant, ids)
@@ -651,7 +655,15 @@ class Engine(TenantApi):
 
     async def open_alerts(self) -> tuple[OpenAlert, ...]:
         """Returns the alerts whose cause still exists, the newest first. They are about all tenants."""
-        return await list_open_alerts(self._backend)
+        found = await list_open_alerts(self._backend)
+        if any(one.name == "NoProviderLeft" for one in found):  # it ends as soon as a provider works again
+            await self._breakers.try_refresh()
+            found = tuple(
+                one
+                for one in found
+                if one.name != "NoProviderLeft" or not self._breakers.any_closed(one.details["channel"])
+            )
+        return found
 
     async def suspected_clock_step(self) -> ClockStep | None:
         """Returns the step of the store's clock that processes do not believe yet, or None."""

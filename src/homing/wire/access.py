@@ -18,6 +18,7 @@ TenantName = Annotated[
         min_length=1,
         max_length=63,
         pattern=TENANT_PATTERN,
+        extra={"form": "letters, digits and . _ -, starting with a letter or digit"},
         examples=["acme"],
         description="Name of the tenant: letters, digits, `.`, `_` and `-`. Capitals matter.",
     ),

@@ -255,3 +255,27 @@ def test_a_malformed_rule_is_refused_in_plain_words(
 ) -> None:
     refused = service.call("PUT", "/api/v1/policies/bills", body)
     assert (refused.status, refused.json["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        (
+            "POST",
+            "tenants",
+            {"name": "a b"},
+            "name: must be letters, digits and . _ -, starting with a letter or digit",
+        ),
+        (
+            "POST",
+            "jobs/x/stop",
+            None,
+            "id: has a form that is not allowed; it must match ^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        ),
+    ],
+)
+def test_text_of_a_wrong_form_is_refused_in_plain_words(
+    service: RunningService, method: str, path: str, body: dict[str, Any] | None, message: str
+) -> None:
+    refused = service.call(method, f"/api/v1/{path}", body)
+    assert (refused.status, refused.json["error"]["message"]) == (400, message)

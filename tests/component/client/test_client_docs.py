@@ -20,7 +20,7 @@ pending
 attempt 1 of 6
 5
 1200
-cancel is not possible: ID is cancelled. See `homing status` for what happened to it.
+cancel is not possible: ID is cancelled. `homing explain ID` shows what happened to it.
 recipient.email
 404 NOT_FOUND
 1

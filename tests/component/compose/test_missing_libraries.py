@@ -52,6 +52,7 @@ def test_the_extra_for_testing_is_enough_for_the_conformance_suites(tmp_path: Pa
         ("--store postgresql://127.0.0.1:1/x list", "store: needs asyncpg, which is missing"),
         ("worker", "tracing: needs opentelemetry.sdk, which is missing"),
         ("serve", "the service needs uvicorn and httptools and starlette and jwt"),
+        ("demo", "pip install 'homing[service]', or watch the demo with --terminal"),
     ],
 )
 def test_a_command_names_the_extra_to_install(tmp_path: Path, arguments: str, problem: str) -> None:

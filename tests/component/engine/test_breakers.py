@@ -361,6 +361,20 @@ async def test_a_recovered_provider_is_ramped_up(harness: EngineHarness) -> None
     assert {n.status for n in (await engine.list(limit=1000)).items} == {Status.SENT}
 
 
+@pytest.mark.parametrize("after", [5, 59], ids=["at the start", "at the end"])
+async def test_single_runs_of_new_processes_deliver_while_a_provider_is_ramped_up(
+    harness: EngineHarness, after: float
+) -> None:
+    provider = ScriptedProvider("mail")
+    first = await harness.open({"mail": serving("mail", provider)}, working=False)
+    await first.force_breaker("mail", None, who="ada")  # it starts closed, with a ramp
+    for _ in range(3):
+        await mail(first)
+    await seconds(after)
+    run = await harness.open({"mail": serving("mail", provider)}, working=False)
+    assert 1 <= (await run.process()).succeeded <= 3
+
+
 async def test_its_thresholds_can_be_set_per_provider(harness: EngineHarness) -> None:
     provider = FailingProvider()
     policy = BreakerPolicy(failures=2, open_ms=5_000)

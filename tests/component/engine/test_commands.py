@@ -214,7 +214,7 @@ async def test_a_refused_command_says_what_to_do_instead(harness: EngineHarness)
     await seconds(1)
     with pytest.raises(CommandRefused, match="create a new notification to send it again"):
         await engine.retry(id)
-    with pytest.raises(CommandRefused, match="See `homing status` for what happened to it"):
+    with pytest.raises(CommandRefused, match=r"`homing explain .*` shows what happened to it"):
         await engine.cancel(id, who="ada")
 
 

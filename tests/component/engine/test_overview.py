@@ -168,13 +168,27 @@ async def test_an_alert_that_tells_of_a_recovery_is_not_open(harness: EngineHarn
 
 
 async def test_alerts_about_several_channels_are_open_side_by_side(harness: EngineHarness) -> None:
-    engine = await harness.open()
+    engine = await harness.open({"mail": ScriptedProvider()})
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
     alerts = Alerts(harness.store, harness.clock, random.Random(1))
     for channel in ("sms", "email"):
         alerts.add("NoProviderLeft", f"no provider of {channel} is available", channel=channel)
     await alerts.flush()
-    messages = {one.message for one in await engine.open_alerts()}
+    messages = {one.message for one in await engine.open_alerts() if one.name == "NoProviderLeft"}
     assert messages == {"no provider of sms is available", "no provider of email is available"}
+
+
+async def test_the_alert_that_no_provider_is_left_ends_when_one_works_again(harness: EngineHarness) -> None:
+    provider = ScriptedProvider(usual=K.TRANSIENT)
+    engine = await harness.open({"mail": provider})
+    for _ in range(12):
+        await mail(engine)
+    await seconds(60)
+    assert "NoProviderLeft" in [one.name for one in await engine.open_alerts()]
+    provider.usual = K.ACCEPTED
+    while (await engine.providers())[0].breaker.phase is not Phase.CLOSED:
+        await seconds(1)
+    assert "NoProviderLeft" not in [one.name for one in await engine.open_alerts()]
 
 
 async def test_the_histogram_shows_the_wave_of_retries_before_it_comes(harness: EngineHarness) -> None:

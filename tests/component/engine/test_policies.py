@@ -539,3 +539,8 @@ async def test_explain_shows_why_a_notification_waits_and_that_its_age_ended_it(
     assert told.verdict == "no provider accepted it within its maximum age, after 0 attempts"
     later = await mail(engine, send_at=timedelta(days=1))
     assert (await engine.explain(later)).verdict == "pending"
+
+
+async def test_two_rules_with_one_name_are_refused_at_the_start(harness: EngineHarness) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.patience: appears twice"):
+        await harness.open({"mail": ScriptedProvider()}, rules=[patience(), patience(max_attempts=2)])

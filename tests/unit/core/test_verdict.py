@@ -117,6 +117,17 @@ def test_without_a_live_worker_that_is_the_verdict() -> None:
     assert (level, text) == (VerdictLevel.WARNING, "No worker is live, and nothing is due")
 
 
+def test_without_a_live_worker_what_has_been_due_for_seconds_is_a_warning() -> None:
+    since = NOW - timedelta(seconds=50)
+    due = a_channel(waiting=6, late=6, oldest_at=since, p99_late_ms=30_000)
+    assert verdict_of(due, workers=0) == (
+        VerdictLevel.WARNING,
+        "No worker is live: 6 waiting, oldest 50 s",
+    )
+    _, text = verdict_of(replace(due, p99_late_ms=240_000), workers=0)
+    assert text == "No worker is live: 6 waiting, oldest 50 s", "not as late as what was sent before"
+
+
 def test_an_open_breaker_without_late_notifications_is_a_warning() -> None:
     assert verdict_of(a_channel(troubles=(TWILIO,)), failed=1) == (
         VerdictLevel.WARNING,

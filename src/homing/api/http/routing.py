@@ -355,7 +355,8 @@ def _allowed(kind: Any, field: str, problem: str) -> str | None:
         return f"is {problem.removeprefix('Invalid enum value ')}; it must be one of {', '.join(values)}"
     if "matching regex" in problem:
         forms = [part.extra["form"] for part in parts if isinstance(part, msgspec.Meta) and part.extra]
-        return f"must be {forms[0]}" if forms else None
+        pattern = problem.partition("matching regex ")[2].strip("'")
+        return f"must be {forms[0]}" if forms else f"has a form that is not allowed; it must match {pattern}"
     return None
 
 

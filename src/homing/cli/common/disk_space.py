@@ -9,7 +9,7 @@ LEAST_FREE_BYTES = 200 * 1024 * 1024
 """Below this number of free bytes, `homing doctor` advises to free some space."""
 
 FULL_DISK_BYTES = 20 * 1024 * 1024
-"""Below this number of free bytes, `homing health` reports that the disk is full."""
+"""Below this number of free bytes, `homing health` and `homing now` report that the disk is full."""
 
 FULL_DISK_ADVICE = "free some space; on a full disk nothing is accepted (`homing purge` helps a little)"
 

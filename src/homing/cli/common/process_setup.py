@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from homing.cli.common.exit_codes import CliError
 from homing.cli.common.options import Options, open_engine
 from homing.cli.common.reload_watch import watch_for_reload
 
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 StopFunction = Callable[[bool], Awaitable[Any]]
 """Function that stops the work. Called with True, it aborts at once, even while an earlier call still waits.
 """
+
+
+def check_service_installed(instead: str = "") -> None:
+    """Raises CliError if a library of the service is missing. `instead` is what works without it."""
+    from homing.compose.factories import find_missing  # slow to import
+
+    if missing := find_missing("uvicorn", "httptools", "starlette", "jinja2", "jwt"):
+        raise CliError(
+            f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'{instead}"
+        )
 
 
 class StopSignals:

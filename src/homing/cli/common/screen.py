@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _MIN_CUT_WIDTH = 20
 """Minimum width, in characters, of a column that may be cut."""
 
+_INDENT = 2
+"""Number of spaces, besides those between two columns, before the second line of a row."""
+
 
 STYLES = {
     "sent": "green",
@@ -120,11 +123,20 @@ class Screen:
         for name, value in shown:
             self.line(styled(f"{name:<{width}} ", "bright_black"), value)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> bool:
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        empty: str = "",
+        first_line: int | None = None,
+    ) -> bool:
         """Prints an aligned table. A column name ending in `>` aligns right; one ending in `~` may be cut.
 
         Without rows, prints the text `empty` instead, if there is one.
-        On a terminal that is too narrow, empty columns are left out first. Returns True if a cell was cut.
+        On a terminal that is too narrow, empty columns are left out first. If the rest is still too wide,
+        only the first `first_line` columns stay on the first line of each row, and the others follow on a
+        second line; None keeps one line per row. Returns True if a cell was cut.
         Rich's tables would shorten every column on a narrow screen, and a shortened id cannot be copied.
         """
         lines = [[_spans(cell) for cell in row] for row in rows]
@@ -133,24 +145,28 @@ class Screen:
             return False
         heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
         widths = [max(_width(cell) for cell in column) for column in zip(heads, *lines, strict=True)]
-        cut_any = False
-        if lines and self.live and sum(widths) + 2 * (len(columns) - 1) > self.console.width:
+        cut_any, split = False, len(columns)
+        if lines and self.live and _total(widths) > self.console.width:
             filled = [any(_width(line[index]) for line in lines) for index in range(len(columns))]
             columns, widths = [*compress(columns, filled)], [*compress(widths, filled)]
             heads, *lines = [[*compress(line, filled)] for line in (heads, *lines)]
+            split = len(columns)
+            if first_line is not None and _narrowest(columns, widths) > self.console.width:
+                split = sum(filled[:first_line])
             for index in (index for index, column in enumerate(columns) if column.endswith("~")):
-                others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
-                most = max(_MIN_CUT_WIDTH, self.console.width - others)
+                beside = widths[:split] if index < split else [_INDENT, *widths[split:]]
+                most = max(_MIN_CUT_WIDTH, self.console.width - _total(beside) + widths[index])
                 cut_any |= widths[index] > most
                 widths[index] = min(widths[index], most)
         for line in (heads, *lines):
-            spans: list[StyledText] = []
-            for cell, column, width in zip(line, columns, widths, strict=True):
-                cut = _cut(cell, width)
-                fill = StyledText(" " * (width - _width(cut)), "")
-                spans += [fill, *cut] if column.endswith(">") else [*cut, fill]
-                spans.append(StyledText("  ", ""))
-            self._print(spans)
+            cells = [
+                _aligned(cell, column, width)
+                for cell, column, width in zip(line, columns, widths, strict=True)
+            ]
+            self._print([span for cell in cells[:split] for span in cell])
+            if split < len(cells):
+                indent = StyledText(" " * (_INDENT + 2), "")
+                self._print([indent, *(span for cell in cells[split:] for span in cell)])
         return cut_any
 
     def check(self, ok: bool, text: str, advice: str = "", *, max_columns: int | None = None) -> None:
@@ -215,6 +231,28 @@ def _spans(cell: Cell) -> list[StyledText]:
     if isinstance(cell, StyledText):
         return [cell]
     return [StyledText("" if cell is None else one_line(str(cell)), "")]
+
+
+def _total(widths: Sequence[int]) -> int:
+    """Returns the width of a line with these columns."""
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _narrowest(columns: Sequence[str], widths: Sequence[int]) -> int:
+    """Returns the width of a line whose cells are cut as far as possible."""
+    return _total(
+        [
+            min(width, _MIN_CUT_WIDTH) if column.endswith("~") else width
+            for column, width in zip(columns, widths, strict=True)
+        ]
+    )
+
+
+def _aligned(cell: list[StyledText], column: str, width: int) -> list[StyledText]:
+    """Returns a cell, cut and filled to its width, with the space to the next one."""
+    cut = _cut(cell, width)
+    fill = StyledText(" " * (width - _width(cut)), "")
+    return [*([fill, *cut] if column.endswith(">") else [*cut, fill]), StyledText("  ", "")]
 
 
 def _width(spans: list[StyledText]) -> int:

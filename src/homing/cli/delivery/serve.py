@@ -26,6 +26,7 @@ from homing.cli.common.options import (
 )
 from homing.cli.common.process_setup import (
     StopSignals,
+    check_service_installed,
     open_with_telemetry,
     require_complete_templates,
     run_until_stopped,
@@ -108,12 +109,7 @@ def serve(
 
 
 def _check(settings: Settings) -> None:
-    from homing.compose.factories import find_missing  # slow to import
-
-    if missing := find_missing("uvicorn", "httptools", "starlette", "jinja2", "jwt"):
-        raise CliError(
-            f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'"
-        )
+    check_service_installed()
     if settings.service.workers > 1 and settings.store == "memory:":
         raise CliError(
             "--workers: several processes cannot share memory:; use a SQLite file, postgresql:// or mongodb://"

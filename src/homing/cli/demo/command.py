@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Options, command
+from homing.cli.common.process_setup import check_service_installed
 from homing.cli.common.screen import Screen, styled
 from homing.cli.root import app
 
@@ -45,6 +46,8 @@ async def demo(
     ] = True,
 ) -> int:
     """Show an outage, failover and a killed worker on the dashboard."""
+    if not terminal:
+        check_service_installed(", or watch the demo with --terminal")
     # The demo shows outages and dead letters itself. What it cannot show is an error of its own.
     logging.getLogger("homing").setLevel(logging.CRITICAL if terminal else logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))

@@ -55,6 +55,12 @@ _ALIASES = {"to": "recipient", "channels": "channel"}
 
 _FREE_COLUMN = re.compile(r"(data|metadata)\.\w[\w\-]*")
 
+_SIMILAR = 0.75
+"""How similar a column's name must be to be suggested: `subjct` is a typo, `order` probably data."""
+
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""Finds a byte that is not UTF-8, as it is decoded."""
+
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 
@@ -166,6 +172,9 @@ def _cells(row: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, str]
 
     if len(row) != len(names):
         raise InvalidRequest("row", f"has {format_count(len(row), 'cell')}; the header has {len(names)}")
+    for name, cell in zip(names, row, strict=True):
+        if _NOT_UTF8.search(cell):
+            raise InvalidRequest(name, "is not UTF-8; save the file with the encoding UTF-8")
     return ((name, cell) for name, cell in zip(names, row, strict=True) if cell.strip())
 
 
@@ -249,12 +258,16 @@ def _header(reader: Iterator[list[str]], source: str, key_column: str | None) ->
         raise CliError(f"{source}: is empty; its first line must name the columns") from None
     except csv.Error as error:
         raise CliError(f"{source}: line 1 is not valid CSV: {error}") from None
+    if _NOT_UTF8.search("".join(raw)):
+        raise CliError(f"{source}: line 1 is not UTF-8; save the file with the encoding UTF-8")
     names = [_name(cell) for cell in raw]
     for name, cell in zip(names, raw, strict=True):
         if name not in COLUMNS and not _FREE_COLUMN.fullmatch(name) and name != key_column:
-            close = difflib.get_close_matches(name, COLUMNS, n=1)
+            close = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=_SIMILAR)
             allowed = f"use {', '.join(COLUMNS)}, data.*, metadata.*"
             hint = f"did you mean {close[0]}?" if close else allowed
+            if len(raw) == 1 and (between := re.search(r"[;\t|]", cell)):
+                hint = f"separate the columns with commas, not with {between[0]!r}"
             raise CliError(f"{source}: line 1: column {cell!r} is not a field; {hint}")
         if names.count(name) > 1:
             raise CliError(f"{source}: line 1: column {cell!r} appears twice")
@@ -297,7 +310,7 @@ class _Lines:
             raise CliError(f"{self._source}: line {self._number} is longer than 16 MiB; is this a CSV file?")
         if self._number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
-        # Invalid UTF-8 becomes surrogates, which the request checks reject with the name of the field.
+        # Invalid UTF-8 becomes surrogates, so that only the rows that have them are rejected.
         return raw.decode("utf-8", "surrogateescape")
 
 

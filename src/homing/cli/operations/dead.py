@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -34,6 +35,7 @@ from homing.cli.common.progress import ProgressBar
 from homing.cli.common.screen import print_json, styled
 from homing.cli.common.units import format_count, format_local_time, format_relative_time, parse_rate
 from homing.cli.root import add_command_group
+from homing.core.durations import format_duration
 
 if TYPE_CHECKING:
     from homing.core.lifecycle.commands import CommandName
@@ -110,6 +112,7 @@ async def list_(
             )
             for n in page.items
         ],
+        first_line=3,
     )
     show_cursor(options, page.cursor)
     return ExitCode.OK
@@ -152,6 +155,7 @@ async def groups(
             )
             for g in found
         ],
+        first_line=5 if dead_only else 3,
     )
     return ExitCode.OK
 
@@ -322,6 +326,11 @@ class DeadLetterCommand:
             last = progress.done
         return last
 
+    def _takes_ms(self, number: int) -> int:
+        """Returns how long the command takes for this many dead letters at its rate."""
+        assert self._rate is not None, "without a rate, the time is unknown"
+        return ceil(1000 * number / self._rate)
+
     def _tell(
         self, done: int, refused: int = 0, stopped: str | None = None, resent: dict[str, str] | None = None
     ) -> int:
@@ -336,10 +345,15 @@ class DeadLetterCommand:
                 "stopped": stopped,
                 "dryRun": self._flags.dry_run,
             }
+            if self._flags.dry_run and self._rate is not None:
+                answer["takesMs"] = self._takes_ms(done)
             print_json({**answer, "resent": resent} if resent else answer)
             return code
         verb = "would be " if self._flags.dry_run else ""
-        self._options.screen.line(f"{format_count(done, 'dead letter')} {verb}{self._word}")
+        takes = ""
+        if self._flags.dry_run and self._rate is not None and done:
+            takes = f", in about {format_duration(self._takes_ms(done))} at {self._rate:g}/s"
+        self._options.screen.line(f"{format_count(done, 'dead letter')} {verb}{self._word}{takes}")
         for old, new in (resent or {}).items():
             self._options.screen.line(f"  {old} → {new}")
         if refused and not self._ids:  # with ids, each refusal is already printed

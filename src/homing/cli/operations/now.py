@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from homing.cli.common.disk_space import FULL_DISK_ADVICE, FULL_DISK_BYTES, free_disk_bytes
 from homing.cli.common.exit_codes import ExitCode
 from homing.cli.common.options import Json, Options, command, open_engine
 from homing.cli.common.screen import print_json, styled
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
 
 @command(app, "now")
 async def now(options: Options, json: Json = False) -> int:
-    """Show what is wrong right now. Exit code 1 if notifications are late."""
+    """Show what is wrong right now. Exit code 1 if notifications are late, or the disk is full."""
     from datetime import UTC, datetime
 
     from homing.core.overview import VerdictLevel, give_verdict
 
-    async with open_engine(options, existing=True) as homing:
+    settings = options.settings()
+    async with open_engine(options, settings, existing=True) as homing:
         found = await homing.overview()
         alerts = await homing.open_alerts()
-    code = ExitCode.NO if found.level is VerdictLevel.PROBLEM else ExitCode.OK
+    free = free_disk_bytes(settings.store)
+    is_full = free is not None and free < FULL_DISK_BYTES
+    code = ExitCode.NO if is_full or found.level is VerdictLevel.PROBLEM else ExitCode.OK
     if json:
-        print_json({"overview": found, "alerts": alerts})
+        print_json({"overview": found, "alerts": alerts, "freeDiskBytes": free})
         return code
     _, local = give_verdict(
         found.now,
@@ -38,6 +42,8 @@ async def now(options: Options, json: Json = False) -> int:
         zone=datetime.now().astimezone().tzinfo or UTC,
     )
     screen = options.screen
+    if is_full:
+        screen.check(False, f"the disk of the store is full; {FULL_DISK_ADVICE}")
     screen.check(found.level is VerdictLevel.OK, local)
     screen.line("")
     screen.table(

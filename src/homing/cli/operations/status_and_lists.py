@@ -42,6 +42,7 @@ DelayFlag = Annotated[
 
 
 _HEADER = ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~")
+_FIRST_LINE = 4
 
 
 @command(app, "status")
@@ -108,6 +109,7 @@ async def list_(
     options.screen.table(
         _HEADER,
         [_row(one, options.privacy) for one in page.items],
+        first_line=_FIRST_LINE,
     )
     show_cursor(options, page.cursor)
     if unattended_ms > settings.thresholds.unattended_ms:
@@ -148,7 +150,8 @@ async def find(
         print_json(options.privacy.wire(page))
         return ExitCode.OK
     if page.items:
-        options.screen.table(_HEADER, [_row(one, options.privacy) for one in page.items])
+        rows = [_row(one, options.privacy) for one in page.items]
+        options.screen.table(_HEADER, rows, first_line=_FIRST_LINE)
     else:
         options.notes.line("no notifications found")
     if not page.complete:
@@ -224,6 +227,7 @@ async def waiting(
             )
             for one, at in zip(found, due, strict=True)
         ],
+        first_line=3,
     )
     return ExitCode.OK
 

@@ -201,7 +201,9 @@ async def uninstall(
     require_existing_store(settings.store)
     async with open_store(settings, migrate=False) as store:
         if not isinstance(store, SupportsUninstall):
-            raise CliError("only PostgreSQL is uninstalled; delete the file of a SQLite store")
+            mongo = settings.store.startswith("mongodb")
+            instead = "drop the database on MongoDB" if mongo else "delete the file of a SQLite store"
+            raise CliError(f"only PostgreSQL is uninstalled; {instead}")
         plan = await store.plan_uninstallation()
         problems = plan.problems(force=force)
         removes = yes and not problems

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from homing.core.errors import StoreError
-from homing.core.notifications import Mode, OutcomeKind
+from homing.core.notifications import Channel, Mode, OutcomeKind
 from homing.core.ports.observers import NULL_OBSERVER, Observer
 from homing.core.ports.runtime import Clock
 from homing.core.ports.stores import Backend
@@ -31,7 +31,7 @@ from homing.core.routing.breaker import (
     reopens_at,
 )
 from homing.core.routing.fair_share import reserve_of
-from homing.core.routing.rate_limits import RateLimit, TokenBucket, take_from_bucket
+from homing.core.routing.rate_limits import RateLimit, TokenBucket, full_bucket, take_from_bucket
 from homing.engine.health_checks import find_problem
 from homing.engine.provider_roster import Listed, ProviderRoster
 from homing.engine.store_clock import StoreClock
@@ -103,6 +103,9 @@ class Breakers:
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, TokenBucket] = {}
+        self.claims_once = False
+        """True in a run that claims only once. It may start a full burst at a recovering provider: a worker's
+        first start there is reserved for priority, and the others come while it runs."""
         self._unshared: set[str] = set()
         self._checked_ms: dict[str, int] = {}
         """Provider → monotonic time of its last health check, or of the round in which none was needed."""
@@ -202,6 +205,11 @@ class Breakers:
         """Returns True unless the last known state of the breaker blocks all attempts."""
         return self.gate(provider) is not BreakerGate.STOP
 
+    def any_closed(self, channel: str) -> bool:
+        """Returns True if the last known state of a breaker on the channel's route is closed."""
+        states = (self.state(step.provider) for step in self._roster.route(Channel(channel)))
+        return any(phase_now(state, self.now()) is Phase.CLOSED for state in states)
+
     def wait_ms(self, provider: str) -> int:
         """Returns for how long to postpone a notification whose provider is paused.
 
@@ -241,7 +249,9 @@ class Breakers:
         if limit is None:
             self._ramps.pop(provider, None)
             return _NO_LIMIT
-        held = self._ramps.get(provider) or TokenBucket(1.0, now)
+        held = self._ramps.get(provider)
+        if held is None:
+            held = full_bucket(limit, now) if self.claims_once else TokenBucket(1.0, now)
         bucket, _, _ = take_from_bucket(held, limit, now, spend)
         self._ramps[provider] = bucket
         return int(bucket.tokens)

@@ -334,7 +334,7 @@ class Commands:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         if id in result.refused:
             status = result.refused[id]
-            hint = _hint(command.name, status)
+            hint = _hint(command.name, status, id)
             verb = "move" if command.name is CommandName.FAIL else command.name.value
             raise CommandRefused(f"{verb} is not possible: {id} is {status.value}. {hint}")
         return result
@@ -407,11 +407,11 @@ def _address(notification: Notification) -> str:
     return address_of(notification.recipient, notification.channel)
 
 
-def _hint(name: CommandName, status: Status) -> str:
+def _hint(name: CommandName, status: Status, id: str) -> str:
     if status is Status.SENDING:
         return "An attempt is in flight; try again when it has ended."
     if name in (CommandName.RETRY, CommandName.RESEND):
         if status in SUCCESSFUL:
             return "It was sent; create a new notification to send it again."
         return "A synchronous send is never repeated, and a resent notification continues as its copy."
-    return "See `homing status` for what happened to it."
+    return f"`homing explain {id}` shows what happened to it."

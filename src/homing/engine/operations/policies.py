@@ -80,7 +80,8 @@ class Policies:
         clock: Clock,
         random_source: RandomSource,
     ) -> None:
-        self._configured = {rule.name: rule for rule in rules}
+        configured = tuple(rules)
+        self._configured = {rule.name: rule for rule in configured}
         self._preset = preset
         self._registry = registry
         self._clock = clock
@@ -94,7 +95,7 @@ class Policies:
         self._newest_read = 0
         """Number of the latest read whose result is in force."""
         self._reading: asyncio.Task[None] | None = None
-        self.book = PolicyBook(preset, self._configured.values())
+        self.book = PolicyBook(preset, configured)
         self.changed: Mapping[str, Entry] = {}
         """Entries of the rules that were added or replaced at runtime, by rule name."""
         self.after_change: Callable[[], Awaitable[None]] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,10 @@ Beside = tuple[str, Sequence[Document]]
 """A collection and a pipeline that is run on it by the same command that reads the time."""
 
 _DEFAULT_DATABASE = "homing"
+
+_UNKNOWN_OPTION = re.compile(r"Unknown option: ([a-z]+)\.")
+
+_WRONG_VALUE = re.compile(r"(?:The value of )?([a-z]+) must be ")
 
 _CALL_TIMEOUT_S = 20.0
 """Longest time for one call of the store, with all its repetitions."""
@@ -500,9 +505,11 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
         # A host of mongodb+srv:// is looked up by the client, when it connects.
         plain = url if scheme == "mongodb" else f"mongodb://{url.partition('://')[2]}"
         parsed = parse_uri(plain, warn=False)
-    except (InvalidURI, ConfigurationError, ValueError):
+    except (InvalidURI, ConfigurationError, ValueError) as error:
         raise ConfigError(
-            "store", f"is not a valid address; write mongodb://HOST/DATABASE (given: {scheme}://{shown})"
+            "store",
+            f"is not a valid address{_cause(url, error)}; write mongodb://HOST/DATABASE "
+            f"(given: {scheme}://{shown})",
         ) from None
     name = parsed["database"] or _DEFAULT_DATABASE
     hosts = shown.partition("/")[0]
@@ -566,3 +573,15 @@ def _read_sinks(meta: Document) -> SinkBook:
         return NO_SINKS
     sinks = tuple(sorted((one["name"], frozenset(one["events"])) for one in found))
     return SinkBook(sinks, frozenset().union(*(events for _, events in sinks)))
+
+
+def _cause(url: str, error: Exception) -> str:
+    """Returns why an address is not valid. Repeats nothing that may be part of a password."""
+    text = str(error)
+    if "must be escaped" in text or "@" in url.partition("?")[2]:
+        return ": special characters of the user name and password must be percent-encoded, such as %40 for @"
+    if option := _UNKNOWN_OPTION.match(text):
+        return f": the option {option[1]} does not exist"
+    if option := _WRONG_VALUE.match(text):
+        return f": the value of {option[1]} is not valid"
+    return ""
