@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -453,6 +454,40 @@ async def test_requests_spooled_during_the_hand_over_stay_for_the_next(
     assert spool.waiting() == 1
     assert await spool.drain(store) == 1
     assert await store.get("default", late.notifications[0].id) is not None
+
+
+async def test_a_hand_over_that_was_cancelled_at_its_end_removes_no_request_that_came_later(
+    store: UnreliableStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that removes the lines goes on, so that the next hand-over may have read them before."""
+    spool, late = await filled(file, 2), a_submission()
+    rewrite(file, content(file) + b"unreadable\n")
+    began, release, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def hold(number: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        began.set()
+        release.wait(60)
+
+    monkeypatch.setattr(os, "fsync", hold)
+    cancelled = asyncio.create_task(spool.drain(store))
+    await asyncio.to_thread(began.wait, 60)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+
+    async def meanwhile() -> None:
+        store.before = None
+        release.set()
+        async with asyncio.timeout(60):
+            while spool.waiting():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await spool.write(late)
+
+    store.before = meanwhile
+    await Spool(file).drain(store)
+    assert await Spool(file).drain(store) == 1
+    assert await store.get("default", late.notifications[0].id) is not None
+    assert await store.count() == 3
 
 
 async def test_a_key_used_with_another_body_meanwhile_is_set_aside(

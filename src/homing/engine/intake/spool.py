@@ -127,17 +127,17 @@ class Spool:
                 await self._accept(store, chunk)
             taken += len(chunk)
         if lines:
-            await asyncio.to_thread(self._end_move, len(lines))
+            await asyncio.to_thread(self._end_move, lines)
         return taken
 
-    def _end_move(self, count: int) -> None:
-        """Writes what was set aside to the `.refused` file, and removes the first `count` lines."""
+    def _end_move(self, lines: Sequence[bytes]) -> None:
+        """Writes what was set aside to the `.refused` file, and removes the lines that were moved."""
         if self._set_aside:
             with _open_private(self._sibling("refused"), "ab") as file:
                 file.writelines(line + b"\n" for line in self._set_aside)
                 file.flush()
                 os.fsync(file.fileno())
-        self._remove_lines(count)
+        self._remove_lines(lines)
 
     def _find(self, keys: Collection[RequestKey]) -> dict[RequestKey, StoredRequest]:
         with self._locked():
@@ -237,13 +237,19 @@ class Spool:
             self._set_aside.append(line)
             return None
 
-    def _remove_lines(self, count: int) -> None:
-        """Removes the first `count` lines. Lines added meanwhile stay."""
+    def _remove_lines(self, lines: Sequence[bytes]) -> None:
+        """Removes these lines from the beginning of the file. Lines added meanwhile stay.
+
+        Does nothing if the file begins otherwise. A move that was cancelled goes on in its thread, and may
+        have removed lines that the next move had already read.
+        """
         with self._locked():
-            rest = self._path.read_bytes().split(b"\n")[count:]
+            found, moved = self._path.read_bytes(), b"".join(line + b"\n" for line in lines)
+            if not found.startswith(moved):
+                return
             fresh = self._sibling("new")
             with _open_private(fresh, "wb") as file:
-                file.write(b"\n".join(rest))
+                file.write(found[len(moved) :])
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)
