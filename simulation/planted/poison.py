@@ -174,7 +174,7 @@ def spooled_request_is_dropped(real: Any) -> Any:
 def spool_emptied_too_early(real: Any) -> Any:
     async def move(self: Any, store: Any) -> int:
         lines = self._lines()
-        self._remove_lines(len(lines))
+        self._remove_lines(lines)
         await self._accept(store, [self._decoded(line) for line in lines])
         return len(lines)
 
