@@ -67,6 +67,13 @@ def test_ids_created_in_one_call_ascend_and_stay_unpredictable(now: int, number:
         assert parsed.int >> 80 == now
 
 
+@given(moments, st.integers(1, 40), st.integers())
+def test_ids_created_in_one_call_are_those_of_single_calls(now: int, number: int, seed: int) -> None:
+    bits = Random(seed).getrandbits(BITS_EACH * number)
+    each = [uuids7(now, bits >> BITS_EACH * at & (1 << BITS_EACH) - 1, 1)[0] for at in range(number)]
+    assert uuids7(now, bits, number) == sorted(each)
+
+
 # Modes -----------------------------------------------------------------------------------------------
 
 

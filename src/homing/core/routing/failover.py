@@ -29,8 +29,8 @@ class RouteStep(Struct, frozen=True):
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
-        origin = _origin(address if path < 0 or address.startswith("{") else address[:path])
-        return self.provider if origin is None else f"{self.provider}@{tenant}/{origin}"
+        target = address if path < 0 or address.startswith("{") else address[:path]
+        return _outlet_of_host(self.provider, tenant, target)
 
 
 class _PushSubscription(Struct):
@@ -45,6 +45,12 @@ _WEB_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 @lru_cache(4_096)
+def _outlet_of_host(provider: str, tenant: str, address: str) -> str:
+    """Returns the outlet for this address of a tenant. All notifications to a host share one text."""
+    origin = _origin(address)
+    return provider if origin is None else f"{provider}@{tenant}/{origin}"
+
+
 def _origin(address: str) -> str | None:
     """Returns the scheme, host and port of a URL, or of the endpoint of a push subscription, in lower case.
 

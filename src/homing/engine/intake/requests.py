@@ -602,7 +602,7 @@ class Intake:
             earlier.attempts,
             delay,
             earlier.max_attempts,
-            sanitize_text(earlier.last_error, _MAX_ERROR_CHARS),
+            None if earlier.last_error is None else sanitize_text(earlier.last_error, _MAX_ERROR_CHARS),
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: PriorAttempts) -> int:

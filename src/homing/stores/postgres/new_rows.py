@@ -75,7 +75,7 @@ _STATE = {name: kind for name, kind in NEW.items() if name != "seq"}
 
 _of_message = itemgetter(*(number for number, name in enumerate(MESSAGE) if name in _MESSAGE_COLUMNS))
 
-_Form = Literal["one", "lines", "literal", "array"]
+_Form = Literal["one", "lines", "literal", "array", "uuids"]
 
 _Shape = tuple[_Form, ...]
 """The form in which each column is sent: first the own columns, then those of the message and the state."""
@@ -119,9 +119,10 @@ async def insert_new_rows(
     batches = [submission.batch_id for submission, _ in rows]
     addresses = [new.address for _, new in rows]
     written = encode_lines([new.message for _, new in rows])
-    forms: list[_Form] = []
-    parameters: list[Any] = []
-    for own in (ids, batches, addresses):
+    # In binary form: to read an id from a text, the server would take 0.4 of the 10 µs that a row costs it.
+    forms: list[_Form] = ["uuids"]
+    parameters: list[Any] = [ids]
+    for own in (batches, addresses):
         _add(forms, parameters, own, "text")
     forms.append("lines")  # encoded JSON contains no line breaks
     parameters.append(written)
@@ -177,7 +178,7 @@ def _statement(forms: _Shape, ledger: tuple[bool, ...], last: str) -> str:
             chosen.append(f"${number}::text::uuid" if kind == "uuid" else f"${number}::{kind}")
         else:
             given.append(f"unnest({_array(number, kind, form)}) AS c{number}")
-            chosen.append(f"u.c{number}::uuid" if kind == "uuid" else f"u.c{number}")
+            chosen.append(f"u.c{number}::uuid" if kind == "uuid" and form != "uuids" else f"u.c{number}")
     first = len(_OWN) + len(_MESSAGE_COLUMNS)
     queue = first + list(_STATE).index("queue")
     chosen[queue] = checked_queue(chosen[queue], len(forms) + WRITE_LEDGER.parameters + 1)
@@ -212,5 +213,7 @@ def _array(number: int, kind: str, form: _Form) -> str:
             return f"string_to_array(${number}::text, E'\\n')"
         case "literal":
             return f"${number}::text::{kind}[]"
+        case "uuids":
+            return f"${number}::uuid[]"
         case _:
             return f"${number}::text[]"
