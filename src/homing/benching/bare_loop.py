@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -200,40 +200,51 @@ class BareSqliteQueue:
 
 
 class BareMongoQueue:
-    """The bare queue in MongoDB, with the write concern of the store: journaled by a majority."""
+    """The bare queue in MongoDB, with the write concern of the store: journaled by a majority.
+
+    It uses PyMongo's synchronous client on threads, as the store does, because that is faster than the
+    asynchronous client.
+    """
 
     def __init__(self, store: str) -> None:
         self._store = store
 
     async def open(self) -> None:
-        from pymongo import AsyncMongoClient, ReadPreference, WriteConcern
+        from pymongo import MongoClient, ReadPreference, WriteConcern
 
-        self._client: Any = AsyncMongoClient(self._store)
+        self._claiming, self._settling = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._client: Any = MongoClient(self._store)
         self._rows = self._client.get_default_database(
             write_concern=WriteConcern("majority", j=True), read_preference=ReadPreference.PRIMARY
         ).bare
+        await self._run(self._create_indexes)
+
+    def _create_indexes(self) -> None:
         waiting = {"state": 0}
-        await self._rows.create_index(["state", "due_at"], partialFilterExpression=waiting)
-        await self._rows.create_index("token", partialFilterExpression={"token": {"$exists": True}})
+        self._rows.create_index(["state", "due_at"], partialFilterExpression=waiting)
+        self._rows.create_index("token", partialFilterExpression={"token": {"$exists": True}})
 
     async def load(self, due: Iterable[float], first: int = 0) -> None:
         rows = [
             {"_id": n, "state": 0, "due_at": at, "attempts": 0, "payload": build_payload(n)}
             for n, at in enumerate(due, first)
         ]
-        await self._rows.insert_many(rows)
+        await self._run(lambda: self._rows.insert_many(rows))
 
     async def claim(self, limit: int) -> list[Row]:
+        return await self._run(lambda: self._claim(limit))
+
+    def _claim(self, limit: int) -> list[Row]:
         due = {"state": 0, "due_at": {"$lte": time.time()}}
         # Without the batch size, the first answer has 101 rows, and the others cost another round trip.
-        found = await self._rows.find(due, ["_id"], sort=["due_at"], limit=limit, batch_size=limit).to_list()
+        found = self._rows.find(due, ["_id"], sort=["due_at"], limit=limit, batch_size=limit).to_list()
         if not found:
             return []
         token = secrets.token_hex(8)
         lease = {"state": 1, "token": token, "lease_until": time.time() + 60}
         ids = {"$in": [one["_id"] for one in found]}
-        await self._rows.update_many({"_id": ids, "state": 0}, {"$set": lease, "$inc": {"attempts": 1}})
-        leased = await self._rows.find({"token": token}, ["payload"], batch_size=limit).to_list()
+        self._rows.update_many({"_id": ids, "state": 0}, {"$set": lease, "$inc": {"attempts": 1}})
+        leased = self._rows.find({"token": token}, ["payload"], batch_size=limit).to_list()
         return [(one["_id"], one["payload"]) for one in leased]
 
     async def settle(self, done: Sequence[tuple[int, int]]) -> None:
@@ -242,25 +253,33 @@ class BareMongoQueue:
         alike: dict[int, list[int]] = {}
         for number, status in done:
             alike.setdefault(status, []).append(number)
-        await self._rows.bulk_write(
-            [
-                UpdateMany(
-                    {"_id": {"$in": ids}, "state": 1},
-                    {"$set": {"state": 2, "http_status": status}, "$unset": {"token": ""}},
-                )
-                for status, ids in alike.items()
-            ]
+        updates = [
+            UpdateMany(
+                {"_id": {"$in": ids}, "state": 1},
+                {"$set": {"state": 2, "http_status": status}, "$unset": {"token": ""}},
+            )
+            for status, ids in alike.items()
+        ]
+        await asyncio.get_running_loop().run_in_executor(
+            self._settling, lambda: self._rows.bulk_write(updates)
         )
 
     async def next_due(self) -> float | None:
-        found = await self._rows.find({"state": 0}, ["due_at"], sort=["due_at"], limit=1).to_list()
+        found = await self._run(
+            lambda: self._rows.find({"state": 0}, ["due_at"], sort=["due_at"], limit=1).to_list()
+        )
         return float(found[0]["due_at"]) if found else None
 
     async def sent(self) -> int:
-        return int(await self._rows.count_documents({"state": 2, "http_status": 200}))
+        return int(await self._run(lambda: self._rows.count_documents({"state": 2, "http_status": 200})))
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._run(self._client.close)
+        self._claiming.shutdown()
+        self._settling.shutdown()
+
+    async def _run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._claiming, call)
 
 
 def build_bare_queue(store: str) -> BareQueue:

@@ -7,7 +7,7 @@ from homing.stores.mongo.documents import queue_key
 from homing.stores.mongo.due_marks import DueMarks
 from support.sweep_clock import SweepClock, pace_of_slow_sweeps
 
-MARGIN_MS = 2_000
+MARGIN_MS = 200
 
 
 def key(tenant: str) -> str:

@@ -7,12 +7,13 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import pymongo
-from pymongo import AsyncMongoClient, WriteConcern
+from pymongo import AsyncMongoClient, MongoClient, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -25,6 +26,7 @@ from homing.core.errors import ConfigError, SchemaError, StoreBusy, StoreError, 
 from homing.core.ports.stores import CallerConnection
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook
+from homing.stores.mongo.call_threads import CallThreads, run_blocking
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
@@ -35,6 +37,7 @@ from homing.stores.mongo.transaction import (
     Runner,
     SessionDatabase,
     SwallowedCancellation,
+    completed,
 )
 
 log = logging.getLogger("homing.store")
@@ -147,15 +150,30 @@ class MongoConnection:
         self._on_other_history = on_other_history
         self._guard = ClockGuard()
         self._client: AsyncMongoClient[Document] | None = None
+        self._blocking_client: MongoClient[Document] | None = None
+        """The client of the calls that run on threads. It connects when it is used first."""
+        self._threads = CallThreads()
         self._shards = CounterShards()
         self.history = ""
 
     @property
     def database(self) -> Any:
         """The database, for calls outside of transactions."""
-        if self._client is None:
+        return self._database_of(self._client)
+
+    @property
+    def on_threads(self) -> SessionDatabase:
+        """The calls outside of transactions that a claim makes. Each of them runs on a thread."""
+        return SessionDatabase(self._blocking_database, run=self._threads.run)
+
+    @property
+    def _blocking_database(self) -> Any:
+        return self._database_of(self._blocking_client)
+
+    def _database_of(self, client: AsyncMongoClient[Document] | MongoClient[Document] | None) -> Any:
+        if client is None:
             raise StoreError(f"{self.where} is closed; open the store first.")
-        return self._client.get_database(
+        return client.get_database(
             self._database_name,
             write_concern=_WRITE_CONCERN,
             read_concern=_READ_CONCERN,
@@ -169,13 +187,13 @@ class MongoConnection:
         """
         if self._client is not None:
             return
-        client: AsyncMongoClient[Document] = AsyncMongoClient(
-            self._url,
-            appname=_APPLICATION,
-            retryWrites=True,
-            retryReads=True,
+        options: dict[str, Any] = {
+            "appname": _APPLICATION,
+            "retryWrites": True,
+            "retryReads": True,
             **self._defaults,  # an argument would override the same option of the address
-        )
+        }
+        client: AsyncMongoClient[Document] = AsyncMongoClient(self._url, **options)
         try:
             await _check_server(client, self.where)
         except PyMongoError as error:
@@ -184,8 +202,8 @@ class MongoConnection:
         except BaseException:
             await client.close()
             raise
-        self._client = client
-        self._note_primary()
+        self._client, self._blocking_client = client, MongoClient(self._url, connect=False, **options)
+        self.note_primary()
         try:
             await self.outside(check())
         except BaseException:
@@ -195,26 +213,39 @@ class MongoConnection:
     async def close(self) -> None:
         """Disconnects."""
         client, self._client = self._client, None
-        if client is not None:
-            with pymongo.timeout(_CLOSE_TIMEOUT_S):  # it ends its sessions on the server
+        blocking, self._blocking_client = self._blocking_client, None
+        with pymongo.timeout(_CLOSE_TIMEOUT_S):  # they end their sessions on the server
+            if blocking is not None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._threads.run(blocking.close), _CLOSE_TIMEOUT_S)
+                self._threads.close()
+            if client is not None:
                 await client.close()
 
     # Transactions --------------------------------------------------------------------------------
 
-    async def write(self, action: Action[R], *, beside: Beside | None = None) -> R:
+    async def write(self, action: Action[R], *, beside: Beside | None = None, on_thread: bool = False) -> R:
         """Runs an action in a transaction, and again if another transaction was in its way.
 
         The first command of the transaction also runs the pipeline `beside`, unless `mongos` answers, which
         may refuse that. If the answer to the commit is lost, the commit is repeated until the server says
         what became of it.
+
+        With `on_thread`, the whole transaction runs on a thread. The action then must not wait for anything
+        else than the calls of its transaction, nor use what belongs to the event loop.
         """
-        database, until, pause_s = self.database, time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
+        until, pause_s = time.monotonic() + _CALL_TIMEOUT_S, _FIRST_PAUSE_S
         next_look = time.monotonic() + _ABANDONED_MS / 1000
         while True:
+            self.note_primary()
             shard, is_done = self._shards.take(), False
             try:
                 with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
-                    result = await self._run(database, action, shard, beside)
+                    if on_thread:
+                        run = partial(self._run, self._blocking_database, action, shard, beside)
+                        result: R = await self._threads.run(partial(_run_to_end, run))
+                    else:
+                        result = await self._run(self.database, action, shard, beside)
                 is_done = True
                 return result
             except OutdatedRows:
@@ -232,23 +263,30 @@ class MongoConnection:
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
     async def _run(self, database: Any, action: Action[R], shard: int, beside: Beside | None) -> R:
-        async with database.client.start_session() as session:
-            await session.start_transaction(read_concern=_IN_TRANSACTION, write_concern=_WRITE_CONCERN)
+        """Runs one transaction. With the database of the synchronous client, it awaits nothing."""
+        session = database.client.start_session()
+        try:
+            await completed(
+                session.start_transaction(read_concern=_IN_TRANSACTION, write_concern=_WRITE_CONCERN)
+            )
             try:
                 beside = None if self.history == _MONGOS else beside
                 tx = await self._begin(SessionDatabase(database, session), shard=shard, beside=beside)
                 result = await action(tx)
             except BaseException:
                 with suppress(PyMongoError):
-                    await session.abort_transaction()
+                    await completed(session.abort_transaction())
                 raise
             await _commit(session)
             return result
+        finally:
+            await completed(session.end_session())
 
     async def read(self, action: Action[R]) -> R:
         """Runs an action whose reads see one snapshot."""
         database, until = self.database, time.monotonic() + _CALL_TIMEOUT_S
         while True:
+            self.note_primary()
             try:
                 with SwallowedCancellation(), pymongo.timeout(max(0.001, until - time.monotonic())):
                     async with database.client.start_session(snapshot=True) as session:
@@ -269,7 +307,7 @@ class MongoConnection:
         """
         try:
             with SwallowedCancellation(), pymongo.timeout(_WRITE_ONCE_S):
-                return await action(SessionDatabase(self.database))
+                return await action(self.on_threads)
         except Exception as error:
             translated = translate(error, self.where)
             if type(translated) not in (StoreBusy, StoreUnavailable):
@@ -280,7 +318,7 @@ class MongoConnection:
         """Runs an action that makes one call, and does not need the time."""
         try:
             with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
-                return await action(MongoTransaction(SessionDatabase(self.database), 0))
+                return await action(MongoTransaction(self.on_threads, 0))
         except Exception as error:
             raise translate(error, self.where) from error
 
@@ -293,9 +331,10 @@ class MongoConnection:
 
         The command that reads the time also runs the pipeline `beside`.
         """
+        self.note_primary()
         try:
             with SwallowedCancellation(), pymongo.timeout(_CALL_TIMEOUT_S):
-                return await action(await self._begin(SessionDatabase(self.database), beside=beside))
+                return await action(await self._begin(self.on_threads, beside=beside))
         except Exception as error:
             raise translate(error, self.where) from error
 
@@ -322,6 +361,7 @@ class MongoConnection:
         database: Any = session.client.get_database(self._database_name)
         is_async = isinstance(session, AsyncClientSession)
         joined = SessionDatabase(database, session, None if is_async else run)
+        self.note_primary()
         shard = self._shards.take()
         try:
             with SwallowedCancellation():
@@ -408,7 +448,6 @@ class MongoConnection:
         beside: Beside | None = None,
     ) -> MongoTransaction:
         """Reads the time and the sinks, which also fixes the snapshot. Runs the pipeline `beside` too."""
-        self._note_primary()
         asked_ms = self._steady_clock()
         meta, found_beside = await _read_meta(db, beside)
         answered_ms = self._steady_clock()
@@ -449,11 +488,10 @@ class MongoConnection:
             await db.update(META, {"_id": META_ID}, {"$set": {"clock": stored}})
         return resolution.time
 
-    def _note_primary(self) -> None:
+    def note_primary(self) -> None:
         """Drops what this process remembers if another server was elected."""
-        if self._client is None:
-            return
-        history = _election(self._client)
+        clients = [client for client in (self._client, self._blocking_client) if client is not None]
+        _, history = max(map(_election, clients), default=("", ""))
         if history and history != self.history:
             if self.history:
                 self._on_other_history()
@@ -475,23 +513,32 @@ async def _read_meta(
     # Not a $lookup, because its result is one document, whose size is limited.
     meta = {"$unionWith": {"coll": META, "pipeline": list(_META_PIPELINE)}}
     found = await db.aggregate(collection, (*pipeline, meta))
-    return (found.pop() if found and found[-1]["_id"] == META_ID else None), found
+    # It is the last one on a replica set, but the order of a union is not defined.
+    read = next((one for one in reversed(found) if one["_id"] == META_ID), None)
+    return read, [one for one in found if one is not read]
+
+
+def _run_to_end(run: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    return run_blocking(run())
 
 
 async def _time_of(tx: MongoTransaction) -> int:
     return tx.now
 
 
-async def _commit(session: AsyncClientSession) -> None:
+async def _commit(session: AsyncClientSession | ClientSession) -> None:
     """Commits. Asks again while it is unknown whether the commit has happened; the server remembers it."""
     while True:
         try:
-            await session.commit_transaction()
+            await completed(session.commit_transaction())
             return
         except PyMongoError as error:
             if not error.has_error_label("UnknownTransactionCommitResult") or error.timeout:
                 raise
-        await asyncio.sleep(_FIRST_PAUSE_S)
+        if isinstance(session, ClientSession):
+            time.sleep(_FIRST_PAUSE_S)  # noqa: ASYNC251 (on a thread)
+        else:
+            await asyncio.sleep(_FIRST_PAUSE_S)
 
 
 def _parse(url: str) -> tuple[str, str, dict[str, Any]]:
@@ -546,14 +593,17 @@ def refuse_server(where: str, hello: Mapping[str, Any], build: Mapping[str, Any]
     return None
 
 
-def _election(client: AsyncMongoClient[Document]) -> str:
-    """Returns what identifies the election of the current primary. Empty if none is known."""
+def _election(client: AsyncMongoClient[Document] | MongoClient[Document]) -> tuple[str, str]:
+    """Returns what identifies the election of the current primary, after something that rises with elections.
+
+    Both are empty if none is known. The two clients of a process hear of an election one after the other.
+    """
     for server in client.topology_description.server_descriptions().values():
         if server.server_type_name == "RSPrimary":
-            return f"{server.set_version}:{server.election_id}"
+            return str(server.election_id), f"{server.set_version}:{server.election_id}"
         if server.server_type_name == "Mongos":
-            return _MONGOS
-    return ""
+            return "", _MONGOS
+    return "", ""
 
 
 def _read_step(meta: Document) -> ClockStep | None:

@@ -123,22 +123,18 @@ class RowFields:
                 absent[name] = ""
         return {"$set": changed, "$unset": absent}
 
-    def changed_document(self, found: Document, values: tuple[Any, ...]) -> Document:
-        """Returns a document as it is after these values were written. `found` is the document before."""
-        changed = dict(found)
-        for name, value in zip((*self._names, *_INDEX_FIELDS), values, strict=True):
-            if value is not None:
-                changed[name] = value
-            elif name in changed and name not in self._keeps:
-                del changed[name]
-        for name in self._removes:
-            changed.pop(name, None)
-        return changed
-
     def document(self, row: Row) -> Document:
         """Returns the document of a new row."""
         values = zip((*self._names, *_INDEX_FIELDS), self.values(row), strict=True)
         return {"_id": row.id, **{name: value for name, value in values if value is not None}}
+
+
+def changed_document(found: Document, update: Document) -> Document:
+    """Returns a document as it is after an update by `RowFields.update`. `found` is the document before."""
+    changed: Document = found | update["$set"]
+    for name in found.keys() & update["$unset"].keys():
+        del changed[name]
+    return changed
 
 
 COUNTED_AS = "counted_as"

@@ -22,8 +22,12 @@ _FAST_SWEEP_S = 0.004
 _MAX_MARKS = 8
 """Maximum number of queues that have a mark, the busiest ones. A claim searches each of them by itself."""
 
-_MARGIN_MS = 2_000
-"""A mark is this much earlier than its row: a row may be committed after others that are due later."""
+_MARGIN_MS = 200
+"""A mark is this much earlier than its row: a row may be committed after others that are due later.
+
+The search steps over the entries of all rows that were due in this time, which were thousands with 2 seconds.
+A row that is committed even later waits for a sweep.
+"""
 
 
 class DueMarks:

@@ -23,6 +23,7 @@ from homing.stores.mongo.documents import (
     Document,
     RowFields,
     by_id,
+    changed_document,
     read_rows,
 )
 from homing.stores.mongo.schema import NOTIFICATIONS
@@ -107,14 +108,19 @@ class RowRewrites:
 
     def __init__(self, fields: RowFields) -> None:
         self._fields = fields
+        self._updates: dict[tuple[Any, ...], Document] = {}
+        """The update of each set of new values. Many rows of a batch have the same."""
         self._removed: dict[tuple[Any, ...], list[str]] = {}
         self.rows: list[LeasedRow] = []
         """The documents and rows after the changes."""
 
     def add(self, row: StoredRow, version: tuple[Any, ...], found: Document) -> None:
         """Adds a changed row. `version` and `found` are its version and document before the change."""
+        values = self._fields.values(row)
+        if (update := self._updates.get(values)) is None:
+            update = self._updates[values] = self._fields.update(values)
         self._removed.setdefault(version, []).append(row.id)
-        self.rows.append((self._fields.changed_document(found, self._fields.values(row)), row))
+        self.rows.append((changed_document(found, update), row))
 
     async def write(self, tx: MongoTransaction) -> None:
         """Writes the rows. Raises `OutdatedRows` if one of them is in another state by now, or gone."""
@@ -142,21 +148,26 @@ class NewLeases:
         self._documents: dict[str, Document] = {}
         self._updates: dict[tuple[Any, ...], tuple[Document, list[str]]] = {}
         """What rows have in common: their version and new values → the update and their ids."""
+        changes: dict[tuple[Any, ...], Document] = {}
         for row, document in zip(self._rows.values(), documents, strict=True):
             counted = {"status": row.status.value, "attempts": row.attempts, "claim": self._id}
             version = row_version(row)
             lease(row, request.worker, request.lease_ms, now)
             values = LEASED.values(row)
-            place = (version, counted["status"], values)
+            if (change := changes.get(values)) is None:
+                change = changes[values] = LEASED.update(values)
+            # Only fields that are there: the server takes time for each of them, in each row.
+            dropped = tuple(filter(document.__contains__, change["$unset"]))
+            place = (version, counted["status"], values, dropped)
             if place not in self._updates:
-                update = LEASED.update(values)
-                update["$set"][COUNTED_AS] = counted
+                update = {
+                    "$set": change["$set"] | {COUNTED_AS: counted},
+                    "$unset": dict.fromkeys(dropped, ""),
+                }
                 self._updates[place] = (update, [])
             update, ids = self._updates[place]
             ids.append(row.id)
-            self._documents[row.id] = changed = document | update["$set"]
-            for name in update["$unset"]:
-                changed.pop(name, None)
+            self._documents[row.id] = changed_document(document, update)
 
     @property
     def ids(self) -> AbstractSet[str]:

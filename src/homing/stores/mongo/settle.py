@@ -11,20 +11,20 @@ from homing.core.notifications import Status
 from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, SettleStatus
 from homing.stores.mongo.change_recorder import MongoChangeRecorder, write_registry_puts
 from homing.stores.mongo.documents import SETTLED, read_rows
-from homing.stores.mongo.leases import LeasedDocuments, RowRewrites, row_version
+from homing.stores.mongo.leases import LeasedRow, RowRewrites, row_version
 from homing.stores.mongo.receipts import apply_early_receipts
 from homing.stores.mongo.schema import NOTIFICATIONS
 from homing.stores.mongo.transaction import MongoTransaction
 
 
 async def settle(
-    tx: MongoTransaction, batch: Sequence[Settlement], held: LeasedDocuments
+    tx: MongoTransaction, batch: Sequence[Settlement], cached: Sequence[LeasedRow]
 ) -> list[SettleStatus]:
-    """Applies settlements in their order and returns the result of each.
+    """Applies settlements in their order and returns the result of each. It runs on a thread.
 
-    Raises `OutdatedRows` if a cached row has changed in the database since its claim, or is gone.
+    `cached` are rows of the batch with their documents, as they were after their claim. Raises `OutdatedRows`
+    if one of them has changed in the database since, or is gone.
     """
-    cached = held.take(batch)
     documents = {row.id: document for document, row in cached}
     rows = {row.id: row for _, row in cached}
     others = [settlement.id for settlement in batch if settlement.id not in documents]

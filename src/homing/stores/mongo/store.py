@@ -258,11 +258,16 @@ class MongoStore(TransactionalStore):
         return batch
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        self._connection.note_primary()  # first, because it may empty the cache
+        cached = self._leased_documents.take(batch)
+
         async def settle_in(tx: MongoTransaction) -> SettleResult:
-            statuses = await settle.settle(tx, batch, self._leased_documents)
+            usable = cached.copy()
+            cached.clear()  # settling changes the rows, so a repetition reads them
+            statuses = await settle.settle(tx, batch, usable)
             return build_settle_result(batch, statuses, tx.failures)
 
-        return await self._connection.write(settle_in, beside=receipts.ANY_KEPT)
+        return await self._connection.write(settle_in, beside=receipts.ANY_KEPT, on_thread=True)
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """Applies receipts.

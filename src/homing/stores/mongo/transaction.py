@@ -90,12 +90,15 @@ class SessionDatabase:
 
     async def aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
         """Returns the documents that a pipeline produces."""
-        cursor = await self._do(
-            lambda: self._database[collection].aggregate(
+
+        def call() -> Any:
+            cursor = self._database[collection].aggregate(
                 list(pipeline), batchSize=_REPLY_ROWS, session=self._session
             )
-        )
-        return list(_plain(await self._do(cursor.to_list)))
+            return cursor if isawaitable(cursor) else cursor.to_list()
+
+        found = await self._do(call)
+        return list(_plain(found if isinstance(found, list) else await found.to_list()))
 
     async def insert(self, collection: str, documents: Sequence[Document]) -> None:
         """Inserts documents. Does nothing if there are none."""
@@ -134,8 +137,12 @@ class SessionDatabase:
 
     async def _do(self, call: Callable[[], Any]) -> Any:
         """Makes one call. The methods of the asynchronous client return coroutines, the others results."""
-        result = call() if self._run is None else await self._run(call)
-        return await result if isawaitable(result) else result
+        return await completed(call() if self._run is None else await self._run(call))
+
+
+async def completed(result: Any) -> Any:
+    """Returns the result of a call of either client: awaited, if it is that of the asynchronous one."""
+    return await result if isawaitable(result) else result
 
 
 async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
