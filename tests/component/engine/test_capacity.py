@@ -95,6 +95,24 @@ async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
         assert most_in_a_window(provider.times, window) <= rate.burst + rate.per_second * window + 1e-6
 
 
+async def test_a_provider_with_a_low_rate_limit_does_not_slow_down_one_with_a_higher_limit(
+    harness: EngineHarness,
+) -> None:
+    quick, slow = TimedProvider(), TimedProvider()
+    providers = {
+        "mail": serving("mail", quick, rate=RateLimit(10.0, 1)),
+        "sms": serving("sms", slow, "sms", rate=RateLimit(0.1, 1)),
+    }
+    engine = await harness.open(providers, working=False)
+    for _ in range(30):
+        await mail(engine)
+        await text(engine)
+    engine.start_worker()
+    await seconds(3)
+    assert len(quick.times) >= 25
+    assert len(slow.times) == 1
+
+
 async def test_a_rate_limit_covers_two_workers_together(harness: EngineHarness) -> None:
     provider, rate = TimedProvider(), RateLimit(4.0, 4)
     for _ in range(2):
