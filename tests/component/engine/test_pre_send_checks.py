@@ -183,9 +183,18 @@ async def test_the_directory_is_asked_once_for_all_failed_pushes_of_a_settled_ba
     assert await status(engine, letter) is Status.RETRYING
 
 
-@pytest.mark.parametrize("failure", ["raises", "raises without a text", "hangs", "nonsense"])
+@pytest.mark.parametrize(
+    ("failure", "logged"),
+    [
+        ("raises", "down"),
+        ("raises without a text", "Silent"),
+        ("raises with an empty text", "RuntimeError"),
+        ("hangs", None),
+        ("nonsense", None),
+    ],
+)
 async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
-    harness: EngineHarness, failure: str
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, failure: str, logged: str | None
 ) -> None:
     calls = 0
 
@@ -200,6 +209,8 @@ async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
             raise RuntimeError("down")
         if failure == "raises without a text":
             raise Silent
+        if failure == "raises with an empty text":
+            raise RuntimeError
         return "nonsense"
 
     provider = TimedProvider(script=[K.TRANSIENT])
@@ -209,6 +220,8 @@ async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
     sent = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
     await seconds(5)
     assert await status(engine, sent.id) is Status.RETRYING
+    if logged is not None:
+        assert f"the recipient directory failed, 1 retries stay: {logged}" in caplog.messages
     await seconds(10)
     assert await status(engine, sent.id) is Status.SENT
 
