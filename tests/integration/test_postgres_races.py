@@ -27,6 +27,7 @@ from homing.testing.builders import (
     a_notification,
     a_receipt,
     a_submission,
+    dead,
     sent,
 )
 from support.command_pages import check_command_pages
@@ -120,6 +121,22 @@ async def test_a_command_sees_a_change_that_was_made_while_it_waited_for_the_row
         await _until_waiting(admin, amending)
     assert len((await amending).applied) == 1
     assert await admin.fetchrow("SELECT changes, last_error FROM homing.live") == (before + 2, "busy")
+
+
+async def test_a_command_sees_a_change_of_a_dead_letter_that_was_made_while_it_waited_for_it(
+    store: PostgresStore, admin: Admin
+) -> None:
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(a_claim_request())).claims
+    await store.settle([dead(claim)])
+    before = await admin.fetchval("SELECT changes FROM homing.settled")
+    async with admin.transaction():
+        await admin.execute("UPDATE homing.settled SET changes = changes + 1, last_error = 'busy'")
+        command = Command(name=CommandName.ACKNOWLEDGE, who="ada")
+        amending = asyncio.create_task(store.amend("default", [claim.id], command))
+        await _until_waiting(admin, amending)
+    assert (await amending).applied == (claim.id,)
+    assert await admin.fetchrow("SELECT changes, last_error FROM homing.settled") == (before + 2, "busy")
 
 
 def slow_down_sweeps(store: PostgresStore) -> None:
