@@ -323,6 +323,27 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHa
     assert len((await engine.history(id)).attempts) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (ValueError("badly formed UUID"), "badly formed UUID"),
+        (ValueError(), "ValueError"),
+        (Silent(), "Silent"),
+    ],
+    ids=["text", "empty text", "no text"],
+)
+async def test_the_log_names_the_error_of_a_failing_hook(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, error: Exception, logged: str
+) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        raise error
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
+    await mail(engine)
+    await seconds(1)
+    assert f"the recipient directory failed, 1 notifications are postponed: {logged}" in caplog.messages
+
+
 @pytest.mark.parametrize("error", [ValueError("badly formed UUID"), Silent()], ids=["text", "no text"])
 async def test_a_hook_that_fails_for_some_recipients_delays_no_others(
     harness: EngineHarness, error: Exception
