@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -21,7 +21,12 @@ BUILD = ROOT / "build" / "mutations"
 
 RECORDED = {
     "unit": ["tests/unit/core", "tests/unit/engine", "tests/unit/stores"],
-    "component": ["tests/component/engine", "tests/component/rehearsal", "tests/component/test_library.py"],
+    "component": [
+        "tests/component/engine",
+        "tests/component/rehearsal",
+        "tests/component/test_library.py",
+        "tests/component/test_loop_watchdog.py",
+    ],
     "surfaces": ["tests/component/api", "tests/component/dashboard", "tests/component/rendering"],
     "conformance": [
         "tests/conformance/test_sqlite.py",
@@ -37,11 +42,23 @@ RECORDED = {
         "tests/integration/test_row_columns.py",
         "tests/integration/test_s[qty]*.py",
     ],
+    "commands": ["tests/acceptance/test_cli_db_copy.py", "tests/acceptance/test_cli_db_uninstall.py"],
     "simulation": ["tests/simulation/test_planted_bugs.py", "-k", "without_a_bug"],
 }
 """The tests whose lines are recorded, by the name of their recording. None needs a broker or a vendor.
 
 The last ones are the simulations in which bugs are planted, without these bugs.
+"""
+RUN_BY_COMMANDS = {
+    "src/homing/stores/common/copy.py": "tests/acceptance/test_cli_db_copy.py",
+    "src/homing/stores/sqlite/copy.py": "tests/acceptance/test_cli_db_copy.py",
+    "src/homing/stores/postgres/copy.py": "tests/acceptance/test_cli_db_copy.py",
+    "src/homing/stores/postgres/uninstall.py": "tests/acceptance/test_cli_db_uninstall.py",
+}
+"""Files that only commands run → the tests of these commands.
+
+Commands are processes of their own, so no line of theirs is recorded. All tests of a command may notice a
+change.
 """
 CHUNKS_S = (4.0, 15.0, 60.0)
 """Duration of the first groups of tests, in seconds. The last group has all others."""
@@ -79,11 +96,12 @@ def _arguments(suite: str) -> list[str]:
 class RecordedTests:
     """The tests that run each line, and how long each test takes."""
 
-    def __init__(self, suites: Iterable[str] = tuple(RECORDED)) -> None:
+    def __init__(self, suites: Collection[str] = tuple(RECORDED)) -> None:
         self._by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
         self._by_file: dict[str, set[str]] = defaultdict(set)
         self._breadth: Counter[str] = Counter()
         self._seconds: dict[str, float] = defaultdict(float)
+        self._by_command: dict[str, set[str]] = defaultdict(set)
         failing: set[str] = set()
         for log in BUILD.glob("*.log"):
             text = log.read_text()
@@ -95,6 +113,8 @@ class RecordedTests:
         for database in (BUILD / f"coverage.{suite}" for suite in suites):
             if database.exists():
                 self._load(database, failing)
+        for path, tests in RUN_BY_COMMANDS.items() if "commands" in suites else ():
+            self._by_command[path] = {test for test in self._seconds if test.startswith(tests)} - failing
 
     def _load(self, database: Path, failing: set[str]) -> None:
         query = "SELECT context, path, numbits FROM line_bits JOIN context ON context.id = context_id"
@@ -118,6 +138,7 @@ class RecordedTests:
         tests = {test for line in lines for test in self._by_line.get(line, ())} or self._by_file[
             mutation.path
         ]
+        tests = tests | self._by_command[mutation.path]
         once = {test.replace("[uvloop", "[asyncio"): test for test in sorted(tests)}  # on one event loop
         return sorted(once.values(), key=lambda test: (self._breadth[test], test))
 

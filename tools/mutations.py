@@ -233,7 +233,7 @@ class Workshop:
 
 def _has_real_io(test: str) -> bool:
     """True if a test may fail by chance. Others run in virtual time, or without waiting for anything."""
-    return test.startswith(("tests/integration", "tests/conformance")) or bool(
+    return test.startswith(("tests/integration", "tests/conformance", "tests/acceptance")) or bool(
         re.search("uvloop|asyncio", test)
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from homing.core.lifecycle.claims import Submission
 from homing.core.lifecycle.commands import Command, CommandName
-from homing.core.notifications import Status
+from homing.core.notifications import Filter, Status
 from homing.core.ports.stores import Entry
 from homing.stores.common.sweep_pace import SweepPace
 from homing.stores.postgres import PostgresStore, amend, leases
@@ -27,6 +27,7 @@ from homing.testing.builders import (
     a_notification,
     a_receipt,
     a_submission,
+    dead,
     sent,
 )
 from support.command_pages import check_command_pages
@@ -103,6 +104,39 @@ async def test_a_reclaim_sees_a_change_made_just_before_it_took_the_lock(
     await admin.execute("SELECT pg_advisory_unlock(7)")
     assert [taken.id for taken in (await reclaiming).claims] == [claim.id]
     assert await admin.fetchrow("SELECT changes, cancel_requested FROM homing.live") == (before + 2, True)
+
+
+@pytest.mark.parametrize("by_filter", [False, True])
+async def test_a_command_sees_a_change_that_was_made_while_it_waited_for_the_row(
+    store: PostgresStore, admin: Admin, by_filter: bool
+) -> None:
+    submission = a_submission()
+    await store.accept([submission])
+    targets = Filter() if by_filter else [new.id for new in submission.notifications]
+    before = await admin.fetchval("SELECT changes FROM homing.live")
+    async with admin.transaction():
+        await admin.execute("UPDATE homing.live SET changes = changes + 1, last_error = 'busy'")
+        command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=HOUR_MS)
+        amending = asyncio.create_task(store.amend("default", targets, command))
+        await _until_waiting(admin, amending)
+    assert len((await amending).applied) == 1
+    assert await admin.fetchrow("SELECT changes, last_error FROM homing.live") == (before + 2, "busy")
+
+
+async def test_a_command_sees_a_change_of_a_dead_letter_that_was_made_while_it_waited_for_it(
+    store: PostgresStore, admin: Admin
+) -> None:
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(a_claim_request())).claims
+    await store.settle([dead(claim)])
+    before = await admin.fetchval("SELECT changes FROM homing.settled")
+    async with admin.transaction():
+        await admin.execute("UPDATE homing.settled SET changes = changes + 1, last_error = 'busy'")
+        command = Command(name=CommandName.ACKNOWLEDGE, who="ada")
+        amending = asyncio.create_task(store.amend("default", [claim.id], command))
+        await _until_waiting(admin, amending)
+    assert (await amending).applied == (claim.id,)
+    assert await admin.fetchrow("SELECT changes, last_error FROM homing.settled") == (before + 2, "busy")
 
 
 def slow_down_sweeps(store: PostgresStore) -> None:

@@ -55,6 +55,28 @@ async def test_a_request_in_sql_is_sent_under_its_returned_id(
     assert (sent.status, sent.type, sent.metadata) == (Status.SENT, "order", {"n": 1})
 
 
+async def test_the_overview_of_a_run_counts_requests_in_sql_unless_notifications_are_chosen(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    sent = await homing.send("a@example.org", channel="email", body="x")
+    await db.fetchval(f"SELECT homing.enqueue({MAIL})")
+    every, chosen = await homing.queue_overview(), await homing.queue_overview(ids=[sent.id])
+    assert (every.found, every.in_inbox) == (2, 1)
+    assert (chosen.found, chosen.in_inbox) == (1, 0)
+
+
+async def test_the_overview_of_a_tenant_counts_its_own_requests_in_sql_and_no_commands(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    for tenant in ("default", "acme", "acme"):
+        await db.fetchval(f"SELECT homing.enqueue({MAIL}, tenant => $1)", tenant)
+    [unwanted, *_] = await db.fetch("SELECT id FROM homing.inbox WHERE tenant = 'acme'")
+    await db.execute("SELECT homing.move_to_dead_letter($1, 'not wanted')", unwanted["id"])
+    assert await db.fetchval("SELECT count(*) FROM homing.inbox") == 4
+    found = {tenant: await homing.queue_overview(tenant) for tenant in (None, "default", "acme", "nobody")}
+    assert [overview.in_inbox for overview in found.values()] == [3, 1, 2, 0]
+
+
 async def test_a_split_places_a_request_in_sql_by_its_returned_id(postgres_url: str) -> None:
     halves = {
         name: Listed(id=name, provider=FunctionProvider(quiet), channels=(Channel.EMAIL,), weight=1)

@@ -52,6 +52,21 @@ async def test_a_delivery_is_applied_and_counted(harness: EngineHarness) -> None
     assert (again.applied, again.unchanged) == (0, 2)
 
 
+@pytest.mark.parametrize(("events", "claims"), [([E.SENT, E.DELIVERED], 0), ([E.FAILED], 1), ([E.FAILED], 0)])
+async def test_only_a_failure_that_is_news_makes_the_worker_look_for_due_notifications(
+    harness: EngineHarness, events: list[ReceiptEvent], claims: int
+) -> None:
+    engine, postman, _ = await sent_mail(harness, rules=steady())
+    callback = signed_callback([event_about(postman.sent[0], event) for event in events])
+    if events == [E.FAILED] and not claims:
+        await engine.handle_callback("post", callback)
+    await seconds(0.3)
+    before = harness.store.calls["claim"]
+    await engine.handle_callback("post", callback)
+    await seconds(0.3)  # the worker polls once per second
+    assert harness.store.calls["claim"] == before + claims
+
+
 async def test_an_unsigned_callback_changes_nothing(harness: EngineHarness) -> None:
     engine, postman, id = await sent_mail(harness)
     before = await engine.history(id)

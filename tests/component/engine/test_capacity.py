@@ -95,6 +95,24 @@ async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(
         assert most_in_a_window(provider.times, window) <= rate.burst + rate.per_second * window + 1e-6
 
 
+async def test_a_provider_with_a_low_rate_limit_does_not_slow_down_one_with_a_higher_limit(
+    harness: EngineHarness,
+) -> None:
+    quick, slow = TimedProvider(), TimedProvider()
+    providers = {
+        "mail": serving("mail", quick, rate=RateLimit(10.0, 1)),
+        "sms": serving("sms", slow, "sms", rate=RateLimit(0.1, 1)),
+    }
+    engine = await harness.open(providers, working=False)
+    for _ in range(30):
+        await mail(engine)
+        await text(engine)
+    engine.start_worker()
+    await seconds(3)
+    assert len(quick.times) >= 25
+    assert len(slow.times) == 1
+
+
 async def test_a_rate_limit_covers_two_workers_together(harness: EngineHarness) -> None:
     provider, rate = TimedProvider(), RateLimit(4.0, 4)
     for _ in range(2):
@@ -578,6 +596,28 @@ async def test_a_failing_endpoint_pauses_itself_and_nobody_else(harness: EngineH
     assert await status(engine, fine) is Status.SENT
     await seconds(61)
     assert tried + 2 <= len(provider.order) <= tried + 4, "one more to the fine endpoint, and a trial"
+
+
+async def test_a_paused_endpoint_does_not_slow_down_the_ramp_up_of_another_provider(
+    harness: EngineHarness,
+) -> None:
+    """The ramp-up allows at most eight attempts per second, in bursts of two."""
+    ramped = TimedProvider()
+    policy = BreakerPolicy(ramp_ms=3_600_000, ramp_per_second=8.0)
+    providers = {
+        "hook": serving("hook", TimedProvider(usual=K.TRANSIENT), "webhook", host_slots=4),
+        "mail": serving("mail", ramped, breaker=policy),
+    }
+    engine = await harness.open(providers, rules=steady())
+    for _ in range(20):
+        await engine.send("https://broken.example.org", channel="webhook", body="x")
+    await seconds(5)
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    await engine.force_breaker("mail", None, who="ada")  # it starts closed, with a ramp
+    for _ in range(100):
+        await mail(engine)
+    await seconds(10)
+    assert len(ramped.times) >= 40
 
 
 async def test_a_paused_endpoint_does_not_make_every_ended_attempt_ask_for_a_claim(

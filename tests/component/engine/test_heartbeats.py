@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec.structs import replace
+
 from homing import Homing, Status, __version__
 from homing.core.ports.stores import WorkerHeartbeat
 from homing.core.routing.breaker import Phase
@@ -87,6 +89,34 @@ async def test_overdue_work_without_a_live_worker_is_a_finding(harness: EngineHa
     assert await engine.unattended_ms() == 0
     assert (await engine.readiness()).worker == "ok"
     assert "no worker is live" not in (await engine.explain(id)).next_step
+
+
+async def test_overdue_work_is_explained_by_the_provider_that_no_live_worker_has(
+    harness: EngineHarness,
+) -> None:
+    sender = await harness.open({"twilio": serving("twilio", ScriptedProvider(), "sms")}, working=False)
+    id = await text(sender)
+    await harness.open({"mail": serving("mail", ScriptedProvider(), "email")})
+    await seconds(100)
+    assert "no live worker has the provider twilio" in (await sender.explain(id)).next_step
+    await harness.store.worker_seen(replace(DEAD, name="cron:process", providers=("mail",)))
+    assert "no live worker has the provider twilio" in (await sender.explain(id)).next_step
+    await harness.store.worker_seen(DEAD)
+    assert "overdue" not in (await sender.explain(id)).next_step
+
+
+async def test_overdue_work_without_a_live_worker_is_explained_by_the_last_run_from_cron(
+    harness: EngineHarness,
+) -> None:
+    engine = await harness.open(working=False)
+    for number in range(2):
+        await harness.store.worker_seen(replace(DEAD, name=f"cron{number}:process"))
+        await seconds(20)
+    last = max(one.seen_at for one in await engine.workers())
+    id = await mail(engine)
+    await seconds(100)
+    text = f"the last run of homing process was at {last.isoformat(timespec='seconds')}"
+    assert text in (await engine.explain(id)).next_step
 
 
 async def test_work_that_a_run_from_cron_has_left_to_a_breaker_counts_from_that_run(

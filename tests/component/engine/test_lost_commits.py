@@ -125,6 +125,21 @@ async def test_only_the_ids_of_the_last_ten_minutes_are_looked_up(
     assert alert["notificationIds"] == [new]
 
 
+async def test_a_repeated_request_does_not_make_its_old_ids_recent(
+    harness: EngineHarness, store: ForgetfulStore
+) -> None:
+    engine = await harness.open()
+    tomorrow: dict[str, Any] = {"send_at": timedelta(days=1), "idempotency_key": "order-1"}
+    old = await mail(engine, **tomorrow)
+    await seconds(10 * MINUTE + SECOND)
+    assert await mail(engine, **tomorrow) == old
+    new = await send_later(engine)
+    store.lose(old, new)
+    await seconds(10)
+    [alert] = harness.alerts("NotificationsLost")
+    assert alert["notificationIds"] == [new]
+
+
 async def test_the_last_ids_before_a_long_outage_are_looked_up(
     harness: EngineHarness, store: ForgetfulStore
 ) -> None:

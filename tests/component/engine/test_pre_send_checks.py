@@ -183,9 +183,18 @@ async def test_the_directory_is_asked_once_for_all_failed_pushes_of_a_settled_ba
     assert await status(engine, letter) is Status.RETRYING
 
 
-@pytest.mark.parametrize("failure", ["raises", "raises without a text", "hangs", "nonsense"])
+@pytest.mark.parametrize(
+    ("failure", "logged"),
+    [
+        ("raises", "down"),
+        ("raises without a text", "Silent"),
+        ("raises with an empty text", "RuntimeError"),
+        ("hangs", None),
+        ("nonsense", None),
+    ],
+)
 async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
-    harness: EngineHarness, failure: str
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, failure: str, logged: str | None
 ) -> None:
     calls = 0
 
@@ -200,6 +209,8 @@ async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
             raise RuntimeError("down")
         if failure == "raises without a text":
             raise Silent
+        if failure == "raises with an empty text":
+            raise RuntimeError
         return "nonsense"
 
     provider = TimedProvider(script=[K.TRANSIENT])
@@ -209,6 +220,8 @@ async def test_if_the_directory_fails_after_an_attempt_the_retry_stays(
     sent = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
     await seconds(5)
     assert await status(engine, sent.id) is Status.RETRYING
+    if logged is not None:
+        assert f"the recipient directory failed, 1 retries stay: {logged}" in caplog.messages
     await seconds(10)
     assert await status(engine, sent.id) is Status.SENT
 
@@ -308,6 +321,27 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(harness: EngineHa
     found = await engine.get(id)
     assert (found.status, found.attempt_count) == (Status.SENT, 1)
     assert len((await engine.history(id)).attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (ValueError("badly formed UUID"), "badly formed UUID"),
+        (ValueError(), "ValueError"),
+        (Silent(), "Silent"),
+    ],
+    ids=["text", "empty text", "no text"],
+)
+async def test_the_log_names_the_error_of_a_failing_hook(
+    harness: EngineHarness, caplog: pytest.LogCaptureFixture, error: Exception, logged: str
+) -> None:
+    def facts(claims: Sequence[Claim]) -> Any:
+        raise error
+
+    engine = await harness.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
+    await mail(engine)
+    await seconds(1)
+    assert f"the recipient directory failed, 1 notifications are postponed: {logged}" in caplog.messages
 
 
 @pytest.mark.parametrize("error", [ValueError("badly formed UUID"), Silent()], ids=["text", "no text"])

@@ -364,18 +364,40 @@ async def test_a_directory_that_fails_for_everybody_ends_the_stream(harness: Eng
     assert answered == await stored(harness) == 100
 
 
+async def accept_after(
+    store: WatchedStore, batch: Sequence[Submission], before: AwaitPrevious
+) -> tuple[Acceptance, ...]:
+    """Stores a chunk like a store that can begin before the previous chunk is stored."""
+    await before()
+    return await store.accept(batch)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+async def test_no_chunk_is_stored_after_one_that_could_not_be_stored(
+    harness: EngineHarness, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails for the first chunk only, after a while in which it could take the second one."""
+    if overlaps:
+        monkeypatch.setattr(WatchedStore, "accept_after", accept_after, raising=False)
+    engine = await harness.open({"mail": ScriptedProvider()}, working=False)
+
+    async def fail_once(operation: str) -> None:
+        if operation == "accept" and harness.store.calls["accept"] == 1:
+            await asyncio.sleep(1)
+            raise StoreUnavailable
+
+    harness.store.on_call = fail_once
+    with pytest.raises(StoreUnavailable):
+        [answer async for answer in engine.send_many(letter(n) for n in range(6000))]
+    await seconds(10)
+    assert await stored(harness) == 0
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 async def test_the_wait_for_the_previous_chunk_does_not_count(
     harness: EngineHarness, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each chunk takes 8 of its 10 seconds, and waits for the one before."""
-
-    async def accept_after(
-        self: WatchedStore, batch: Sequence[Submission], before: AwaitPrevious
-    ) -> tuple[Acceptance, ...]:
-        await before()
-        return await self.accept(batch)
-
     if overlaps:
         monkeypatch.setattr(WatchedStore, "accept_after", accept_after, raising=False)
     engine = await harness.open({"mail": ScriptedProvider()}, working=False, store_timeout_ms=10_000)

@@ -65,6 +65,17 @@ def test_a_large_step_is_not_believed_for_ten_minutes_in_either_direction() -> N
         assert run(process, jump_ms, 602_000, 662_000).settling is False
 
 
+def test_a_step_is_logged_once_by_each_process_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = started(2)
+    for process in (one, other):
+        run(process, DAY, 1_000, 60_000)
+    run(one, 0, 61_000, 61_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        *["the store's clock was set forward by 1d; Homing goes on by the old time for now"] * 2,
+        "the store's clock shows the expected time again",
+    ]
+
+
 def test_an_accepted_step_is_forgotten_once_it_has_settled() -> None:
     for jump_ms in (DAY, -DAY):
         [process] = started()

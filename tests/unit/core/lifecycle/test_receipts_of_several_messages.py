@@ -14,6 +14,7 @@ from homing.core.lifecycle.outcomes import AttemptRecord
 from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
 from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.lifecycle.rows import Row, claim_of, lease, settle
+from homing.core.lifecycle.states import RECEIPT_RANK
 from homing.core.notifications import Channel, OutcomeKind, Reason, Status
 from homing.core.retry.decide import decide
 from homing.core.retry.policy import OnTimeout
@@ -199,6 +200,29 @@ def test_an_unknown_code_counts_although_a_later_attempt_was_rejected() -> None:
     sent = Sent(K.AMBIGUOUS, K.TRANSIENT)
     sent.hear(1, E.SENT)
     sent.hear(1, E.FAILED, outcome=None)
+    assert (sent.row.status, sent.row.unknown_bounce) == (S.RETRYING, 1)
+
+
+def sent_again_after_an_unknown_code() -> Sent:
+    """Returns a row whose first message failed with an unknown code and that was sent again since."""
+    sent = Sent(K.ACCEPTED, K.ACCEPTED, status=S.SENT, unknown_bounce=1)
+    sent.ranks[0] = RECEIPT_RANK[E.FAILED]
+    return sent
+
+
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.DELIVERED, E.OPEN])
+def test_a_second_unknown_code_is_final_whatever_was_reported_in_between(event: ReceiptEvent) -> None:
+    sent = sent_again_after_an_unknown_code()
+    sent.hear(2, event)
+    assert sent.row.unknown_bounce == 1
+    if event is not E.DELIVERED:
+        sent.hear(2, E.FAILED, outcome=None)
+        assert (sent.row.status, sent.row.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
+
+
+def test_a_known_code_does_not_hide_the_unknown_code_of_an_earlier_message() -> None:
+    sent = sent_again_after_an_unknown_code()
+    sent.hear(2, E.FAILED, outcome=K.TRANSIENT)
     assert (sent.row.status, sent.row.unknown_bounce) == (S.RETRYING, 1)
 
 
