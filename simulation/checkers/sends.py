@@ -114,8 +114,13 @@ class SendChecker:
         self._received.difference_update((settlement.id, settlement.token) for settlement in batch)
 
     def could_not_settle(self, process: str, batch: Sequence[Settlement]) -> None:
-        """Records that results of a worker could not be written. A synchronous send writes its own."""
-        shadows = (self._state.shadows.get(settlement.id) for settlement in batch)
+        """Records that results of a worker's attempts could not be written.
+
+        A synchronous send writes its own. The attempt of a lease that was taken over is lost, and has no
+        result that must be kept.
+        """
+        results = [one for one in batch if one.attempt and one.attempt.outcome is not OutcomeKind.LOST]
+        shadows = (self._state.shadows.get(settlement.id) for settlement in results)
         if any(shadow is not None and shadow.mode is not Mode.SYNCHRONOUS for shadow in shadows):
             self._unwritten_since_ms.setdefault(process, self._state.ms)
 

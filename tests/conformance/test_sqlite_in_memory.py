@@ -9,16 +9,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from msgspec import json
 
 from homing.core.errors import StoreError
 from homing.core.ports.stores import Backend
+from homing.stores.common.blocking_calls import run_without_loop
 from homing.stores.sqlite import SqliteStore, amend
 from homing.stores.sqlite.memory_database import MemoryDatabase
 from homing.testing.builders import a_notification, a_submission
@@ -27,8 +26,6 @@ from homing.testing.store_suite import StoreSuite
 from homing.testing.store_suite.random_walk import RandomWalker
 from support.command_pages import check_command_pages
 from support.exact_retention import check_retention
-
-R = TypeVar("R")
 
 
 class MemoryHarness:
@@ -62,17 +59,6 @@ async def test_a_callers_connection_is_refused() -> None:
     with closing(sqlite3.connect(":memory:")) as mine, pytest.raises(StoreError, match="send without a conn"):
         await store.accept([a_submission()], tx=mine)
     assert await store.tallies(None) == ()
-
-
-def run_without_loop(call: Coroutine[Any, Any, R]) -> R:
-    """Runs a call that awaits nothing. Fails if the call suspends."""
-    try:
-        call.send(None)
-    except StopIteration as done:
-        result: R = done.value
-        return result
-    call.close()
-    raise AssertionError("the call waits for something")
 
 
 def test_calls_need_neither_an_event_loop_nor_a_thread() -> None:

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from homing.stores.mongo.call_threads import CallThreads, run_blocking
+from homing.stores.common.blocking_calls import run_without_loop
+from homing.stores.mongo.call_threads import CallThreads
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_coroutine_that_waits_for_nothing_needs_no_event_loop() -> None:
     async def work() -> int:
         return await add(1, 2)
 
-    assert run_blocking(work()) == 3
+    assert run_without_loop(work()) == 3
 
 
 def test_a_coroutine_that_waits_for_an_event_loop_is_refused() -> None:
@@ -108,4 +109,4 @@ def test_a_coroutine_that_waits_for_an_event_loop_is_refused() -> None:
         await asyncio.sleep(1)
 
     with pytest.raises(RuntimeError):
-        run_blocking(work())
+        run_without_loop(work())

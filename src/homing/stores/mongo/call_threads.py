@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
@@ -100,14 +100,3 @@ class _Call:
             self._future.set_result(self._result)
         else:
             self._future.set_exception(self._error)
-
-
-def run_blocking(work: Coroutine[Any, Any, R]) -> R:
-    """Runs a coroutine that makes only calls of a synchronous client, so that it never waits for a loop."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-    work.close()
-    raise RuntimeError("the coroutine waits for an event loop, but has none")

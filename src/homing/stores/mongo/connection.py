@@ -24,9 +24,10 @@ from pymongo.uri_parser import parse_uri
 from homing.core.clock_steps import ClockStep
 from homing.core.errors import ConfigError, SchemaError, StoreBusy, StoreError, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
+from homing.stores.common.blocking_calls import run_without_loop
 from homing.stores.common.clock_guard import ClockGuard, StoreTime, steady_clock_ms
 from homing.stores.common.sinks import NO_SINKS, SinkBook
-from homing.stores.mongo.call_threads import CallThreads, run_blocking
+from homing.stores.mongo.call_threads import CallThreads
 from homing.stores.mongo.documents import Document
 from homing.stores.mongo.errors import is_transient, translate
 from homing.stores.mongo.schema import META, META_ID
@@ -519,7 +520,7 @@ async def _read_meta(
 
 
 def _run_to_end(run: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    return run_blocking(run())
+    return run_without_loop(run())
 
 
 async def _time_of(tx: MongoTransaction) -> int:

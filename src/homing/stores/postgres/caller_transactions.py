@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from homing.core.errors import HomingError, SchemaError, StoreError, StoreRejected, StoreUnavailable
 from homing.core.ports.stores import CallerConnection
+from homing.stores.common.blocking_calls import run_without_loop
 from homing.stores.postgres.errors import QueueGone, driver_errors, is_queue_gone, is_rejected, is_unbindable
 from homing.stores.postgres.statements import Record, SqlConnection
 
@@ -51,7 +52,7 @@ async def run_in_callers_transaction(
         raise StoreError(
             "An async connection cannot be used with SyncHoming; use Homing, or a sync connection."
         )
-    result: R = await given.run(lambda: _run_without_loop(_run_in_savepoint(kind(connection), action, where)))
+    result: R = await given.run(lambda: run_without_loop(_run_in_savepoint(kind(connection), action, where)))
     return result
 
 
@@ -73,17 +74,6 @@ async def _run_in_savepoint(
     except Exception as error:
         raise _translate_error(error, where) from error
     return result
-
-
-def _run_without_loop(work: Coroutine[Any, Any, R]) -> R:
-    """Runs a coroutine that never suspends, without an event loop."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-    work.close()
-    raise AssertionError("a coroutine on a blocking connection was suspended")
 
 
 def _adapter_for(connection: object) -> type[DriverAdapter]:
