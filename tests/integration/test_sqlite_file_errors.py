@@ -12,7 +12,9 @@ import tempfile
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -369,6 +371,31 @@ async def test_of_many_concurrent_migrations_one_does_the_work(path: Path) -> No
     await stores[0].accept([a_submission()])
     assert await count_by_status(stores[1]) == {Status.PENDING: 1}
     await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_new_file_that_others_switch_to_a_write_ahead_log_at_the_same_time_is_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite then reports at once that the file is locked, whatever its timeout is."""
+    refusals = [2]
+
+    class RefusedFirst(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if "journal_mode" in sql and refusals[0]:
+                refusals[0] -= 1
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error
+            return super().execute(sql, *parameters)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=RefusedFirst))
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await store.accept([a_submission()])
+    assert await count_by_status(store) == {Status.PENDING: 1}
+    assert refusals == [0]
+    await store.close()
 
 
 async def test_tables_of_an_application_can_be_in_the_same_file(path: Path) -> None:

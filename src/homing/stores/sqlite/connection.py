@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +31,9 @@ _CACHED_STATEMENTS = 512
 
 _OLDEST_SQLITE = (3, 35, 0)
 
+_LOCKED_PAUSE_S = 0.005
+"""Pause before a pragma is repeated."""
+
 _UNBINDABLE = (UnicodeEncodeError, OverflowError)
 """Raised by the driver before a value is written, because SQLite has no form of this value."""
 
@@ -50,14 +54,32 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
             cached_statements=_CACHED_STATEMENTS,
         )
         try:
-            for pragma in _PRAGMAS:
-                connection.execute(pragma)
+            _configure(connection, busy_timeout_ms)
         except BaseException:
             connection.close()
             raise
     except sqlite3.Error as error:
         raise translate_error(error, path) from error
     return connection
+
+
+def _configure(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
+    """Executes the pragmas, and repeats each until the timeout while the file is locked.
+
+    SQLite does not wait itself if several connections switch a new file to a write-ahead log at once.
+    """
+    until = time.monotonic() + busy_timeout_ms / 1000
+    for pragma in _PRAGMAS:
+        while True:
+            try:
+                connection.execute(pragma)
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & _PRIMARY_CODE_MASK != sqlite3.SQLITE_BUSY:
+                    raise
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LOCKED_PAUSE_S)
 
 
 def _create_private(path: Path) -> None:
