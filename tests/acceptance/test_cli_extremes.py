@@ -102,7 +102,7 @@ def test_a_csv_row_with_an_extreme_value_is_one_rejection(cli: Cli) -> None:
     told = [line for line in sent.err.splitlines() if line.startswith("line ")]
     assert [line.split(": ")[:2] for line in told] == [
         ["line 3", "sendAt"],
-        ["line 4", "content.body"],
+        ["line 4", "body"],
         ["line 5", "metadata"],
         ["line 6", "metadata"],
     ]
