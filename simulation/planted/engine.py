@@ -753,7 +753,7 @@ def reports_one_loss(real: Any) -> Any:
     "26",
     on=(LostCommits, "_find_lost"),
     plan=bugs.losses_during_look_ups,
-    seed=1_008,
+    seed=1_009,
 )
 def reports_a_loss_in_parts(real: Any) -> Any:
     async def find_lost(self: Any, suspects: Any) -> dict[str, int]:

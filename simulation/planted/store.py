@@ -433,7 +433,7 @@ def late_is_in_time(real: Any) -> Any:
     "7",
     on=(settle, "UPDATE_SETTLED"),
     plan=bugs.contested,
-    seed=1_003,
+    seed=1_002,
 )
 def cache_wins(real: Any) -> Any:
     return _ByNumberUpdate(SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS)
