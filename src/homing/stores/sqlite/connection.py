@@ -75,9 +75,7 @@ def _configure(connection: sqlite3.Connection, busy_timeout_ms: int) -> None:
                 connection.execute(pragma)
                 break
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & _PRIMARY_CODE_MASK != sqlite3.SQLITE_BUSY:
-                    raise
-                if time.monotonic() >= until:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
                     raise
                 time.sleep(_LOCKED_PAUSE_S)
 
@@ -106,13 +104,18 @@ def connect_in_memory(factory: type[sqlite3.Connection] = sqlite3.Connection) ->
     return connection
 
 
+def _primary_code(error: sqlite3.Error) -> int:
+    """Returns SQLite's primary result code. Errors of the driver itself have none, and count as general."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK
+
+
 def translate_error(error: Exception, path: Path) -> Exception:
     """Returns the store error for an error of SQLite or its driver. Returns any other exception unchanged."""
     if _is_unbindable(error):
         return StoreRejected(f"{path} cannot store a value of this call ({type(error).__name__}).")
     if not isinstance(error, sqlite3.Error):
         return error
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
+    match _primary_code(error):
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
             return StoreBusy(
                 f"{path} was locked by another process for too long. Nothing was changed; try again. If "
@@ -139,7 +142,7 @@ def translate_error(error: Exception, path: Path) -> Exception:
 
 def _unusable(error: sqlite3.Error, path: Path) -> StoreError:
     """Returns the store error for a file that cannot be used as it is."""
-    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK:
+    match _primary_code(error):
         case sqlite3.SQLITE_NOTADB:
             return StoreError(f"{path} is not an SQLite database. Check the path of the store.")
         case sqlite3.SQLITE_CORRUPT:
